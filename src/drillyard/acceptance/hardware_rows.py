@@ -66,21 +66,19 @@ def _bandwidths(outcome: Outcome, machine: Machine) -> Iterator[dict[str, Any]]:
                     curve = curves[str(each.collective), len(each.nodes)]
                     curve[size // MIB].append(median(values))
     for (collective, nodes), curve in sorted(curves.items(), key=lambda one: one[0][::-1]):
-        values: dict[int, float] = {
-            size: round(median(found), 3) for size, found in sorted(curve.items())
-        }
+        by_size = {size: round(median(found), 3) for size, found in sorted(curve.items())}
         keys: dict[tuple[str, str, bool], None] = {("machine", machine.name, False): None}
         for row in reference_rows(outcome.expected, collective, nodes):
             field = "machine" if row.machine is not None else "accelerator"
             keys[field, str(row.machine or row.accelerator), row.in_network] = None
-        for field, value, in_network in keys:
+        for field, named, in_network in keys:
             yield {
-                field: value,
+                field: named,
                 "collective": collective,
                 "nodes": nodes,
                 "num_accelerators": nodes * machine.num_accelerators,
                 **({"in_network": True} if in_network else {}),
-                "gb_per_s": values,
+                "gb_per_s": by_size,
             }
 
 

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from drillyard.acceptance import dcgm, kernel_log, nvidia_smi
+from drillyard.acceptance.accept_command import read_baseline
 from drillyard.acceptance.check import Expected
 from drillyard.acceptance.collective_table import CollectiveTable
 from drillyard.acceptance.evidence import AcceptanceEvidence, NodeIdentity, Observation
+from drillyard.acceptance.job import expected_of
+from drillyard.acceptance.judgement import Outcome, judge
 from drillyard.acceptance.recorded_tables import parse_tables
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_bytes
+from drillyard.hardware import load_catalog
+from drillyard.launch.submission import load_cluster
 
 LARGEST_FILE: Final = 64 << 20
 MOST_FILES: Final = 10_000
@@ -42,8 +47,9 @@ def recorded_evidence(
     for path in files[:MOST_FILES]:
         text = _read(path)
         tables = parse_tables(text)
-        for place, table in enumerate(tables):
-            observations.append(_of_table(str(path), text, place, table, num_nodes, gpus, names))
+        for same in _repeats(tables):
+            table = tables[same[0]]
+            observations.append(_of_table(str(path), text, same, table, num_nodes, gpus, names))
         if not tables:
             observations.append(_of_other(path, text.decode("utf-8", "replace"), places, names))
     return AcceptanceEvidence(
@@ -63,10 +69,19 @@ def _read(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def _repeats(tables: Sequence[CollectiveTable]) -> list[list[int]]:
+    """The numbers of tables of one collective on the same hosts, together: those of one file are
+    repeats. Those of different files may be of different nodes."""
+    found: dict[object, list[int]] = {}
+    for place, table in enumerate(tables):
+        found.setdefault((table.collective, table.ranks, table.hosts), []).append(place)
+    return list(found.values())
+
+
 def _of_table(
     source: str,
     text: bytes,
-    place: int,
+    same: list[int],
     table: CollectiveTable,
     num_nodes: int | None,
     gpus: int | None,
@@ -80,7 +95,7 @@ def _of_table(
     error = None
     if len(nodes) != len(set(nodes)):
         error = "names a node twice"
-    values: dict[str, object] = {"output": text.decode("utf-8", "replace"), "table": place}
+    values: dict[str, object] = {"output": text.decode("utf-8", "replace"), "tables": same}
     # Without a machine nothing says how many ranks there should be.
     values["ranks"] = count * gpus if gpus is not None else ranks
     return Observation(
@@ -137,9 +152,33 @@ def _rank_of(name: str, names: list[str]) -> int:
     return names.index(name)
 
 
-def expected_by_machine(expected: Expected, machine_name: str) -> Expected:
+def outcome_of_files(
+    files: Sequence[Path],
+    *,
+    cluster_file: Path | None = None,
+    machine: str | None = None,
+    num_nodes: int | None = None,
+    hardware: Path | None = None,
+    baseline_file: Path | None = None,
+) -> Outcome:
+    """The judgement of recorded files: by the machine that is named, or by that of a cluster
+    config. Raises UserError."""
+    baseline = None if baseline_file is None else read_baseline(baseline_file)
+    if cluster_file is not None:
+        overrides = [f"hardware={hardware}"] if hardware is not None else []
+        cluster = load_cluster(cluster_file, None, overrides)
+        expected = expected_of(cluster, load_catalog(cluster.hardware), baseline=baseline)
+    else:
+        facts = load_catalog(None if hardware is None else str(hardware))
+        expected = Expected(facts, None, None, None, baseline=baseline)
+    if machine is not None:
+        expected = _on_machine(expected, machine)
+    return judge(recorded_evidence(files, expected, num_nodes), expected)
+
+
+def _on_machine(expected: Expected, name: str) -> Expected:
     """The same for another machine. Raises UserError for one that is not known."""
-    machine = expected.catalog.machine(machine_name)
+    machine = expected.catalog.machine(name)
     return replace(
         expected,
         machine=machine,

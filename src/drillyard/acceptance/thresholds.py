@@ -162,7 +162,7 @@ def lost_nic_text(machine: Machine | None, num_nodes: int, reference: float) -> 
     if num_nodes == 1 or count < 2:
         return ""
     return (
-        f"one of {count} NICs lost would give {reference * (count - 1) / count:.1f} {UNIT}"
+        f"one of {count} NICs lost would give {reference * (count - 1) / count:.4g} {UNIT}"
         f" ({count - 1}/{count} of the reference)"
     )
 

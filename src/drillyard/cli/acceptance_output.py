@@ -35,6 +35,21 @@ def report_outcome(
     print(f"{outcome.verdict}{'' if file is None else f': {file}'}", file=out)
 
 
+def acceptance_file(place: Path) -> Path:
+    """acceptance.json in a directory, or the .json file that is named itself."""
+    return place if place.suffix == ".json" else place / "acceptance.json"
+
+
+def write_hardware_file(outcome: Outcome, file: Path, name: str) -> None:
+    """Write the measured rows, and say how they are used."""
+    from drillyard.acceptance.hardware_rows import hardware_file
+
+    text = hardware_file(outcome, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"wrote {file}: drillyard estimate ... --hardware {file}", file=sys.stderr)
+
+
 def drain_nodes(cluster: ClusterConfig, outcome: Outcome, max_share: float | None) -> None:
     """Drain the proven nodes, and print what was done."""
     from drillyard.acceptance.drain import MAX_SHARE, drain_culprits
