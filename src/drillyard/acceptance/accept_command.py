@@ -34,7 +34,12 @@ from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.launch.run_wait import statuses_until_over
-from drillyard.launch.submission import load_cluster, plan_requests, submit_plans
+from drillyard.launch.submission import (
+    load_cluster,
+    plan_requests,
+    require_node_names,
+    submit_plans,
+)
 from drillyard.programs import was_interrupted
 
 EVIDENCE = "acceptance/evidence.json"
@@ -88,6 +93,7 @@ def acceptance_of(
         )
 
     request = request_on(nodes)
+    require_node_names(request)
     if nodes is None and not fixed_nodes and not dry_run:
         idle = launcher_for(cluster).idle_nodes(request)
         if idle and len(idle) != cluster.nodes:
