@@ -73,8 +73,8 @@ def acceptance_of(
     wait_seconds: float = math.inf,
 ) -> Acceptance:
     """The acceptance of a cluster: on `nodes`, or on the idle ones where its launcher can say which
-    those are. `fixed_nodes`: on the config's instead. `run`: the run to come. `dry_run`: its plan
-    is the same each time, and the cluster is not asked. Raises UserError."""
+    those are. `fixed_nodes`: on as many as the config says instead. `run`: the run to come.
+    `dry_run`: its plan is the same each time, and the cluster is not asked. Raises UserError."""
     overrides = [f"hardware={hardware}"] if hardware is not None else []
     cluster = load_cluster(cluster_file, nodes, overrides)
     facts = load_catalog(cluster.hardware)
