@@ -60,6 +60,10 @@ class AcceptanceEvidence(_Part):
 
     format: Literal[1] = 1
     level: Literal["quick", "standard", "full"]
+    submission: str = ""
+    """Of the job that wrote it: an earlier one's file is not taken for this one's."""
+    hosts: tuple[str, ...] = ()
+    """The scheduler's names of the nodes, by rank; empty where not known."""
     started_at: float = 0.0
     ended_at: float = 0.0
     expected_nodes: PositiveInt
@@ -70,7 +74,9 @@ class AcceptanceEvidence(_Part):
     observations: tuple[Observation, ...]
 
     def name_of(self, rank: int) -> str:
-        """The name of a node by its rank."""
+        """The name of a node by its rank: the scheduler's, else what it calls itself."""
+        if rank < len(self.hosts) and self.hosts[rank]:
+            return self.hosts[rank]
         found = next((node.name for node in self.nodes if node.rank == rank), None)
         return found or f"node {rank}"
 

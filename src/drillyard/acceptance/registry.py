@@ -5,12 +5,18 @@ from __future__ import annotations
 from drillyard.acceptance.check import Check, Level
 from drillyard.acceptance.checks import (
     accelerator_count,
+    bandwidth_scaling,
+    bit_equality,
     clock,
     connection,
+    device_rates,
     names,
     path_mtu,
+    peers,
     ports,
+    stragglers,
     tcp_bandwidth,
+    training_speed,
 )
 
 CHECKS: tuple[Check, ...] = (
@@ -21,6 +27,16 @@ CHECKS: tuple[Check, ...] = (
     path_mtu.CHECK,
     names.CHECK,
     tcp_bandwidth.CHECK,
+    bit_equality.CHECK,
+    stragglers.CHECK,
+    device_rates.MATMUL,
+    device_rates.MEMORY,
+    device_rates.HOST_DEVICE,
+    peers.CHECK,
+    training_speed.SPEED,
+    training_speed.SCALING,
+    bandwidth_scaling.CHECK,
+    stragglers.JITTER,
 )
 
 

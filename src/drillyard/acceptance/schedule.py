@@ -6,6 +6,7 @@ from typing import Any
 
 from drillyard.acceptance.check import Expected, Level
 from drillyard.acceptance.checks import tcp_bandwidth
+from drillyard.acceptance.torch_steps import torch_steps
 
 JOIN_SECONDS = {Level.quick: 120.0, Level.standard: 300.0, Level.full: 300.0}
 """Longest wait for a node to join."""
@@ -24,28 +25,10 @@ def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
     pair at a time).
     """
     steps: list[dict[str, Any]] = [{"probe": "host", "scope": "node", "seconds": 30}]
-    steps.append(
-        {
-            "probe": "collective",
-            "scope": "node",
-            "ranks": True,
-            "seconds": 120,
-            "arguments": {"collective": "all_reduce", "sizes": [1 << 20]},
-        }
-    )
     if nodes > 1:
-        steps.append(
-            {
-                "probe": "collective",
-                "scope": "pairs",
-                "ranks": True,
-                "seconds": 120,
-                "arguments": {"collective": "all_reduce", "sizes": [1 << 20]},
-                "judge": {"figure": "bus_gb_per_s", "at_least": None},
-            }
-        )
+        steps += _between_nodes(level, expected)
+    steps += torch_steps(level, expected, nodes)
     if nodes > 1:
-        steps[1:1] = _between_nodes(level, expected)
         # What clocks did in the meantime: the last look of each node's own watch, and of others.
         steps.append(
             {

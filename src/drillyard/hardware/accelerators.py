@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from drillyard.hardware.facts import CatalogRow, Fact, combine
 
@@ -22,8 +22,8 @@ class Accelerator(CatalogRow):
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity;
     `achievable_tflops` is the best published matmul rate. `memory_gb` is the size as sold,
     `memory_gib` the total that the driver reports. `gpu_link_gb_per_s` counts both directions, as
-    vendors do; host link and host-device copies count one. Programs built with a CUDA before
-    `min_cuda` have no code for it.
+    vendors do, over all `gpu_links`; host link and host-device copies count one. Programs built
+    with a CUDA before `min_cuda` have no code for it.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Accelerator(CatalogRow):
     memory_bandwidth_gb_per_s: PositiveFloat | None = None
     gpu_link: Literal["nvlink", "infinity-fabric"] | None = None
     gpu_link_gb_per_s: PositiveFloat | None = None
+    gpu_links: PositiveInt | None = None
     host_link: str | None = None
     host_link_gb_per_s: PositiveFloat | None = None
     host_device_gb_per_s: PositiveFloat | None = None

@@ -81,11 +81,12 @@ class NetworkStack(CatalogRow):
 
     `machine_environment` adds settings by machine. Fields that begin with `host_` apply to virtual
     machines and bare metal: `host_environment` is laid over `environment`, and `host_library_path`
-    finds libraries. Variables in `forbidden` must not be set; for those in `enforced` the stack
-    aborts a job with another value; those in `superseded` belong to an earlier set. `versions` are
-    those of `images`; each row of `coupled_versions` is a plugin and the daemon (`rxdm`) that works
-    with it, with its `arguments` where they differ. `device_class` gives pods the data NICs as
-    devices (DRANET). `gke`: versions and driver of GKE; `requires`: what else must be there.
+    finds libraries. `rdma`: the data NICs are RDMA devices. Variables in `forbidden` must not be
+    set; for those in `enforced` the stack aborts a job with another value; those in `superseded`
+    belong to an earlier set. `versions` are those of `images`; each row of `coupled_versions` is a
+    plugin and the daemon (`rxdm`) that works with it, with its `arguments` where they differ.
+    `device_class` gives pods the data NICs as devices (DRANET). `gke`: versions and driver of GKE;
+    `requires`: what else must be there.
     """
 
     name: str
@@ -98,6 +99,7 @@ class NetworkStack(CatalogRow):
     host_profile_script: str | None = None
     host_library_path: str | None = None
     host_volumes: tuple[str, ...] = ()
+    rdma: bool = False
     forbidden: tuple[str, ...] = ()
     enforced: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()

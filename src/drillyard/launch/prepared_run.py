@@ -38,6 +38,7 @@ from drillyard.safe_files import require_plain_name
 
 _SHARED = {
     "drillyard": ("redaction",),
+    "drillyard.acceptance.node": ("host_tools",),
     "drillyard.supervise": (
         "cause",
         "launch_contract",
@@ -49,7 +50,9 @@ _SHARED = {
     ),
 }
 """Modules of other packages that travel with the agent, as siblings of its files."""
-_IMPORT = re.compile(r"^from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^from drillyard(?:\.supervise|\.acceptance\.node)?(\.\w+)? import", re.MULTILINE
+)
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
 JobSettings = Mapping[str, tuple[Any, str, str]]
@@ -138,6 +141,7 @@ def prepare(
         *([network.file] if network.file else []),
         *(agent_files() if agents else ()),
         *(_workload_files(workload, Path(request.here)) if workload else ()),
+        *(replace(file, path=f"files/{file.path}") for file in request.files),
     )
     mounts = (
         tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts]))
@@ -162,6 +166,13 @@ def processes_per_node(request: LaunchRequest) -> int:
         "cluster config: the number of ranks per node is not known; "
         "name the `machine`, or set `processes_per_node` (one per GPU; 1 where there is none)"
     )
+
+
+def accelerators_of(request: LaunchRequest) -> int:
+    """Accelerators of each node of the machine that the config names; 0 where it names none."""
+    if request.cluster.machine is None:
+        return 0
+    return machine_of(request.cluster, request.facts).num_accelerators
 
 
 def port_of(handle: Handle) -> int:

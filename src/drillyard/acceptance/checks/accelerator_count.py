@@ -2,56 +2,116 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
+from drillyard.acceptance.node_results import (
+    has_gpus,
+    is_recorded,
+    node_result,
+    nothing_recorded,
+)
+from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, short_bus_id
 from drillyard.acceptance.results import CheckResult, Status
+
+_LOST = re.compile(r"device handle for (?:GPU\s*)?([0-9a-fA-F:.]+)", re.IGNORECASE)
+_ON_THE_BUS = re.compile(r"^(\S+) 030[02]: 10de:", re.MULTILINE)
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node."""
-    for seen in evidence.of("host"):
-        (rank,) = seen.nodes
-        found = (seen.values or {}).get("accelerators")
-        name = evidence.name_of(rank)
-        if expected.machine is None:
-            yield _result(rank, Status.skipped, "the cluster config names no machine", found)
-        elif not isinstance(found, int):
-            yield _result(
-                rank, Status.incomplete, f"{name}: {seen.error or 'was not counted'}", None
-            )
-        else:
-            needed = expected.machine.num_accelerators
-            status = Status.passed if found == needed else Status.fail
-            reason = f"{name} has {found} of {needed} accelerators"
-            yield _result(rank, status, reason, found)
+    nodes = list(gpus_of(evidence))
+    if not nodes and is_recorded(evidence):
+        yield nothing_recorded(CHECK)
+    for node in nodes:
+        yield _judge_node(node, expected)
 
 
-def _result(rank: int, status: Status, reason: str, found: int | None) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="accelerators",
-        nodes=(rank,),
-        status=status,
-        reason=reason,
-        observed=found,
-        action=CHECK.action if status is Status.fail else "",
-        culprits=(rank,) if status is Status.fail else (),
+def _judge_node(node: NodeGpus, expected: Expected) -> CheckResult:
+    found = _listed(node)
+    if expected.machine is None:
+        return node_result(
+            CHECK,
+            node.rank,
+            Status.skipped,
+            f"{node.name}: the cluster config names no machine",
+            observed=found,
+        )
+    if not has_gpus(expected):
+        return node_result(
+            CHECK, node.rank, Status.skipped, f"{node.name}: its machine has no GPUs"
+        )
+    needed = expected.machine.num_accelerators
+    more = {"observed": found, "expected": f"{needed} GPUs", "unit": "GPUs"}
+    lost = _lost(node)
+    if lost or (found is not None and found != needed):
+        count = needed - 1 if found is None else found
+        reason = f"{node.name} has {count} of {needed} GPUs" + (f"; {lost}" if lost else "")
+        return node_result(CHECK, node.rank, Status.fail, reason, **more)
+    absent = without_gpus(CHECK, node, expected)
+    if absent is not None:
+        return absent
+    if node.device_files not in (None, 0, needed):
+        reason = (
+            f"{node.name}: nvidia-smi lists {found} GPUs, and /dev has {node.device_files} of them"
+        )
+        return node_result(CHECK, node.rank, Status.incomplete, reason, **more)
+    return node_result(
+        CHECK, node.rank, Status.passed, f"{node.name} has {found} of {needed} GPUs", **more
     )
+
+
+def _listed(node: NodeGpus) -> int | None:
+    """GPUs that nvidia-smi lists, where one of its forms is whole."""
+    if node.table is not None:
+        return len(node.table.gpus)
+    for tool in ("query", "list"):
+        try:
+            return len(parse_gpus(node.text_of(tool)).gpus)
+        except NotThisOutput:
+            continue
+    return None
+
+
+def _lost(node: NodeGpus) -> str:
+    """What names a missing GPU: the driver's complaint, or an address on the PCI bus that the
+    driver does not list."""
+    for tool in ("query", "list"):
+        answer = node.tools.get(tool)
+        said = f"{answer.get('error')} {answer.get('text')}" if isinstance(answer, dict) else ""
+        if found := _LOST.search(said):
+            return f"the GPU at {short_bus_id(found[1]) or found[1]} does not answer the driver"
+    if node.table is None or not node.table.gpus:
+        return ""
+    try:
+        on_bus = {
+            short_bus_id(each if each.count(":") == 2 else f"0000:{each}")
+            for each in _ON_THE_BUS.findall(node.text_of("pci"))
+        }
+    except NotThisOutput:
+        return ""
+    listed = {gpu.bus_id for gpu in node.table.gpus}
+    missing = sorted(on_bus - listed)
+    # A container sees the whole bus and the GPUs that it was given.
+    if not missing or "" in listed or node.device_files == len(listed):
+        return ""
+    return f"the driver does not list the GPU at {', '.join(missing)}"
 
 
 CHECK = Check(
     name="accelerator-count",
     title="Accelerators",
     level=Level.quick,
-    probes=("host",),
+    probes=("accelerators",),
     seconds=1,
-    measures="accelerators of each node",
-    how="device files /dev/nvidia0, /dev/nvidia1, ...",
-    evidence="a count from every node",
+    measures="GPUs of each node",
+    how="nvidia-smi, device files /dev/nvidia0, /dev/nvidia1, ..., and the PCI bus",
+    evidence="nvidia-smi's list from every node, which device files do not contradict",
     references="the machine's row",
-    meaning="an accelerator is missing: off the bus, or not given to the job",
+    meaning="a GPU is missing: off the bus, or not given to the job",
     action="restart the node; if the count stays, have it repaired",
     judge=judge,
 )

@@ -31,7 +31,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="drillyard-acceptance")
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
-    run.add_argument("--schedule", required=True, help="JSON: level, join_seconds, steps")
+    run.add_argument(
+        "--schedule", required=True, help="JSON or its file: level, submission, join_seconds, steps"
+    )
     run.add_argument("--run-directory", required=True, type=Path)
     run.add_argument("--python", action="append", default=[], help="may have PyTorch")
     probe = verbs.add_parser("probe")
@@ -67,9 +69,16 @@ def run_probe(name: str) -> int:
     return 0
 
 
+def read_schedule(given: str) -> dict[str, Any]:
+    """The schedule: `given`, or the content of the file of that name."""
+    text = given if given.startswith("{") else Path(given).read_text(encoding="utf-8")
+    schedule: dict[str, Any] = json.loads(text)
+    return schedule
+
+
 def run_node(options: argparse.Namespace) -> int:
     """This node's part of the job; node 0 writes the evidence."""
-    schedule = json.loads(options.schedule)
+    schedule = read_schedule(options.schedule)
     place = NodePlace(
         rank=int(os.environ["NODE_RANK"]),
         nodes=int(os.environ["NNODES"]),
@@ -160,6 +169,7 @@ class NodeZero:
         document = {
             "format": FORMAT,
             "level": self._schedule["level"],
+            "submission": self._schedule.get("submission", ""),
             "started_at": self._began,
             "ended_at": time.time(),
             "expected_nodes": self._place.nodes,

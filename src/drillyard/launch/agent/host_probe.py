@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from drillyard.acceptance.node.host_tools import gpu_models, num_gpus, run_tool
 from drillyard.supervise.sockets import can_bind
 
 from .job import LAUNCHED_FROM, read_job
@@ -58,17 +58,6 @@ def check(options: Namespace) -> int:
     facts["clock_at_end"] = time.time()
     print(json.dumps(facts))
     return 0
-
-
-def num_gpus() -> int:
-    """Number of NVIDIA's device files /dev/nvidia0, /dev/nvidia1, ..."""
-    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
-
-
-def gpu_models() -> list[str] | None:
-    """Name of each GPU as nvidia-smi reports it; null where nvidia-smi is missing or fails."""
-    listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return None if listed is None else listed.splitlines()
 
 
 def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
@@ -148,14 +137,15 @@ def image_facts(image: str) -> dict[str, Any]:
     runtime = shutil.which("docker") or shutil.which("podman")
     if runtime is None:
         return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
-    if _output([runtime, "version"]) is None:
+    if run_tool([runtime, "version"], 60.0)["error"]:
         return {
             "runtime": runtime,
             "id": None,
             "error": f"{runtime} version: fails; does its service run?",
         }
-    found = _output([runtime, "image", "inspect", "--format", "{{.Id}}", image])
-    return {"runtime": runtime, "id": found and found.strip(), "error": None}
+    found = run_tool([runtime, "image", "inspect", "--format", "{{.Id}}", image], 60.0)
+    known = None if found["error"] else found["text"].strip()
+    return {"runtime": runtime, "id": known, "error": None}
 
 
 def active_runs() -> list[dict[str, Any]]:
@@ -195,11 +185,3 @@ def _record_beside(job: Path) -> str:
     except OSError:
         # As a damaged one: it is there, and names no directory.
         return "unreadable"
-
-
-def _output(argv: list[str]) -> str | None:
-    try:
-        ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ran.stdout if ran.returncode == 0 else None

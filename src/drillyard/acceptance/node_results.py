@@ -1,0 +1,83 @@
+"""Results of checks that look at one node at a time, and how a check gets what it needs: every node
+that joined is judged, whether or not something was observed there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from drillyard.acceptance.check import Check, Expected
+from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.results import CheckResult, Status
+
+V = TypeVar("V", bound=Hashable)
+
+
+def node_result(check: Check, rank: int, status: Status, reason: str, **more: Any) -> CheckResult:
+    """The result of a node. A failed one blames it, and says what the check says to do."""
+    failed = status is Status.fail
+    values: dict[str, Any] = {
+        "metric": check.name,
+        "action": check.action if failed or status is Status.warn else "",
+        "culprits": (rank,) if failed else (),
+        **more,
+    }
+    return CheckResult(check=check.name, nodes=(rank,), status=status, reason=reason, **values)
+
+
+def is_recorded(evidence: AcceptanceEvidence) -> bool:
+    """Whether the evidence comes from files that somebody chose, so that what they lack was not
+    asked for."""
+    return bool(evidence.observations) and all(each.source for each in evidence.observations)
+
+
+def node_observations(
+    evidence: AcceptanceEvidence, probe: str
+) -> Iterator[tuple[int, Observation | None]]:
+    """The last observation of a probe on each node that joined; None: there is none. Nodes of
+    recorded evidence without one are left out."""
+    found: dict[int, Observation] = {}
+    for seen in evidence.of(probe):
+        for rank in seen.nodes:
+            found[rank] = seen
+    for node in evidence.nodes:
+        if node.rank in found or not is_recorded(evidence):
+            yield node.rank, found.get(node.rank)
+
+
+def why_not_observed(seen: Observation | None, probe: str) -> str:
+    """Why an observation has no values."""
+    if seen is None:
+        return f"the probe {probe} did not run"
+    return seen.error or f"the probe {probe} found nothing"
+
+
+def nothing_recorded(check: Check) -> CheckResult:
+    """The result of a check for which no file was given."""
+    return CheckResult(
+        check=check.name,
+        metric=check.name,
+        nodes=(),
+        status=Status.skipped,
+        reason=f"no file has what {check.name} needs",
+    )
+
+
+def has_gpus(expected: Expected) -> bool:
+    """Whether the cluster config names a machine with GPUs."""
+    return expected.accelerator is not None and expected.accelerator.name != "cpu"
+
+
+def majority(values: Mapping[int, V]) -> V | None:
+    """The value of more than half of the nodes; None where there is no such value."""
+    if not values:
+        return None
+    value, count = Counter(values.values()).most_common(1)[0]
+    return value if 2 * count > len(values) else None
+
+
+def named(evidence: AcceptanceEvidence, ranks: list[int], most: int = 8) -> str:
+    """Names of nodes for a sentence."""
+    names = [evidence.name_of(rank) for rank in ranks[:most]]
+    return ", ".join(names) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")

@@ -1,0 +1,362 @@
+"""What nvidia-smi prints, parsed: `-q -x`, `-q`, `--query-gpu ... --format=csv`, `-L`, `nvlink` and
+`topo -m`.
+
+Each form becomes the same table: per GPU a text for each key of `FIELDS`. A value is a number only
+where all of its text is one; what a driver does not tell (N/A), what it no longer tells and what is
+not in the output are kept apart, and none of them is zero. Names of fields: NVIDIA's own help
+(`nvidia-smi --help-query-gpu`) and the documents nvsmi_device_v11.dtd to v13.dtd.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from drillyard.acceptance.nvidia_smi_fields import FIELDS
+
+MOST_CHARACTERS = 8 << 20
+_NUMBER = re.compile(
+    r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
+)
+_NOT_TOLD = re.compile(
+    r"\[?(N/A|Not Supported|Insufficient Permissions|"
+    r"Requested functionality has been deprecated)\]?",
+    re.IGNORECASE,
+)
+_LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
+_TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
+_LISTED = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
+_TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
+_TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
+
+
+class NotThisOutput(Exception):
+    """The text is not what was expected, or is only a part of it; the message says why."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A program that uses a GPU. `memory` as printed."""
+
+    pid: str
+    name: str
+    kind: str
+    memory: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `index`: its place in the output, which is the order of PCI addresses. `texts`: by
+    key of `FIELDS`, as printed. `processes` None: the output does not list them."""
+
+    index: int
+    texts: Mapping[str, str]
+    processes: tuple[GpuProcess, ...] | None = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.texts
+
+    def is_told(self, key: str) -> bool:
+        """Whether the output has a value: not N/A, and not missing."""
+        return key in self.texts and not _NOT_TOLD.fullmatch(self.texts[key])
+
+    def number(self, key: str) -> float | None:
+        """The value as a number, without its unit; None where it is not one."""
+        found = _NUMBER.fullmatch(self.texts.get(key, ""))
+        return float(found[1]) if found else None
+
+    def flag(self, key: str) -> bool | None:
+        """The value as yes or no; None where it is neither."""
+        return _TABLE_WORDS.get(self.texts.get(key, ""))
+
+    @property
+    def lost(self) -> str | None:
+        """What the driver prints for a GPU that does not answer, if it does."""
+        return next((text for text in self.texts.values() if _LOST.search(text)), None)
+
+    @property
+    def bus_id(self) -> str:
+        """PCI address in the form of the kernel: 0000:05:00."""
+        return short_bus_id(self.texts.get("bus_id", ""))
+
+    @property
+    def title(self) -> str:
+        """The GPU in a sentence."""
+        return f"GPU {self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
+
+
+@dataclass(frozen=True)
+class GpuTable:
+    """The GPUs of a node. `form`: xml, text, csv or list. `is_part`: a form in which somebody chose
+    the fields, so that a missing one says nothing."""
+
+    form: str
+    gpus: tuple[Gpu, ...]
+    is_part: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """`driver` and `cuda` of the node."""
+
+
+def short_bus_id(text: str) -> str:
+    """A PCI address without function and with a domain of four digits: 0000:05:00."""
+    found = re.fullmatch(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(\.\d+)?", text)
+    if not found:
+        return ""
+    return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}".lower()
+
+
+def parse_gpus(text: str) -> GpuTable:
+    """The table of GPUs in any of the forms. Raises NotThisOutput."""
+    if len(text) > MOST_CHARACTERS:
+        raise NotThisOutput(f"is longer than {MOST_CHARACTERS >> 20} MiB")
+    if not text.strip():
+        raise NotThisOutput("is empty")
+    if re.search(r"No devices were found", text) and len(text) < 200:
+        return GpuTable("list", ())
+    if "<nvidia_smi_log" in text or text.lstrip().startswith("<?xml"):
+        return parse_xml(text)
+    if _TEXT_HEADER.search(text):
+        return parse_text(text)
+    if _LISTED.match(text.lstrip()):
+        return parse_list(text)
+    return parse_csv(text)
+
+
+def parse_xml(text: str) -> GpuTable:
+    """`nvidia-smi -q -x`."""
+    if "<!ENTITY" in text:
+        raise NotThisOutput("has XML entities, which nvidia-smi does not print")
+    try:
+        root = ElementTree.fromstring(text.strip())  # noqa: S314 - without entities, and bounded
+    except (ElementTree.ParseError, ValueError) as error:
+        raise NotThisOutput(f"is not whole XML ({error})") from None
+    if root.tag != "nvidia_smi_log":
+        raise NotThisOutput(f"is XML of <{root.tag}>, not of nvidia-smi")
+    gpus = tuple(_xml_gpu(at, each) for at, each in enumerate(root.findall("gpu")))
+    _require_count(root.findtext("attached_gpus"), len(gpus))
+    facts = {
+        "driver": ("driver_version", "kmd_version"),
+        "cuda": ("cuda_version", "cuda_umd_version"),
+    }
+    found = {
+        name: value.strip()
+        for name, tags in facts.items()
+        for tag in reversed(tags)
+        if (value := root.findtext(tag))
+    }
+    return GpuTable("xml", gpus, facts=found)
+
+
+def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
+    def find(path: str) -> str | None:
+        found = node.find(path)
+        return None if found is None or len(found) else (found.text or "").strip()
+
+    texts = _texts(lambda each: each.xml, find)
+    texts.setdefault("bus_id", node.get("id", ""))
+    processes = node.find("processes")
+    listed = None
+    if processes is not None:
+        listed = tuple(
+            GpuProcess(
+                *(
+                    (each.findtext(tag) or "").strip()
+                    for tag in ("pid", "process_name", "type", "used_memory")
+                )
+            )
+            for each in processes.findall("process_info")
+        )
+    return Gpu(index, texts, listed)
+
+
+def parse_text(text: str) -> GpuTable:
+    """`nvidia-smi -q`, also with `-d`, which chooses sections."""
+    header: dict[str, str] = {}
+    gpus: list[tuple[dict[str, str], list[dict[str, str]]]] = []
+    path: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        if found := _TEXT_GPU.fullmatch(line):
+            gpus.append(({"bus_id": found[1]}, []))
+            path = []
+            continue
+        name, colon, value = line.strip().partition(" : ")
+        name, value = name.strip(), value.strip()
+        if not colon and line.rstrip().endswith(":"):
+            name = line.strip()[:-1].strip()
+        if not name:
+            continue
+        indent = len(line) - len(line.lstrip())
+        path = [(at, title) for at, title in path if at < indent]
+        if not gpus:
+            header.setdefault(name, value)
+            continue
+        where = "/".join([*(title for _, title in path), name])
+        if where.startswith("Processes/") and where.endswith("Process ID"):
+            gpus[-1][1].append({})
+        if gpus[-1][1] and where.startswith("Processes/"):
+            gpus[-1][1][-1].setdefault(name, value)
+        if colon:
+            gpus[-1][0].setdefault(where, value)
+        path.append((indent, name))
+    _require_count(header.get("Attached GPUs"), len(gpus))
+    parsed = []
+    for at, (values, listed) in enumerate(gpus):
+        texts = _texts(lambda each: each.text, values.get)
+        texts["bus_id"] = values["bus_id"]
+        processes = tuple(
+            GpuProcess(
+                *(each.get(name, "") for name in ("Process ID", "Name", "Type", "Used GPU Memory"))
+            )
+            for each in listed
+        )
+        # "Processes : None", or entries below it.
+        shown = bool(listed) or "Processes" in values
+        parsed.append(Gpu(at, texts, processes if shown else None))
+    whole = any("name" in gpu for gpu in parsed)
+    if whole and not all(gpu.processes is not None for gpu in parsed):
+        raise NotThisOutput("ends before the processes of its last GPU")
+    facts = {"driver": header.get("Driver Version", ""), "cuda": header.get("CUDA Version", "")}
+    return GpuTable("text", tuple(parsed), not whole, {k: v for k, v in facts.items() if v})
+
+
+def parse_csv(text: str) -> GpuTable:
+    """`nvidia-smi --query-gpu=... --format=csv`, with its header: without one nothing says what a
+    column is."""
+    rows = [
+        [cell.strip() for cell in row]
+        for row in csv.reader(text.strip().splitlines(), skipinitialspace=True)
+        if row
+    ]
+    names = {name: each for each in FIELDS for name in each.csv}
+    header = [re.sub(r"\s*\[[^\]]*\]$", "", cell) for cell in rows[0]]
+    keys = [names[cell].key if cell in names else None for cell in header]
+    if len([key for key in keys if key]) < max(1, len(keys) // 2):
+        raise NotThisOutput("has no header of nvidia-smi's columns (ask without noheader)")
+    gpus: list[Gpu] = []
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header):
+            raise NotThisOutput(f"line {number} has {len(row)} columns, its header {len(header)}")
+        texts = {key: cell for key, cell in zip(keys, row, strict=True) if key is not None}
+        for key, cell in texts.items():
+            kind = next(each.kind for each in FIELDS if each.key == key)
+            if not _is_of(kind, cell):
+                raise NotThisOutput(f"line {number}: {key} is '{cell[:40]}': columns are shifted")
+        gpus.append(Gpu(len(gpus), texts))
+    driver = {gpu.texts["driver"] for gpu in gpus if "driver" in gpu}
+    return GpuTable("csv", tuple(gpus), True, {"driver": driver.pop()} if len(driver) == 1 else {})
+
+
+def parse_list(text: str) -> GpuTable:
+    """`nvidia-smi -L`; MIG devices below a GPU are passed over."""
+    gpus: list[Gpu] = []
+    for line in text.strip().splitlines():
+        if found := _LISTED.fullmatch(line):
+            if int(found[1]) != len(gpus):
+                raise NotThisOutput(f"lists GPU {found[1]} after {len(gpus)} others")
+            gpus.append(Gpu(len(gpus), {"name": found[2], "uuid": found[3]}))
+        elif not re.match(r"\s+MIG ", line):
+            raise NotThisOutput(f"has the line '{line[:80]}'")
+    return GpuTable("list", tuple(gpus), True)
+
+
+def parse_links(text: str) -> dict[int, list[float | None]]:
+    """`nvidia-smi nvlink -s`: by GPU the GB/s of each link, None of an inactive one. Raises
+    NotThisOutput."""
+    links: dict[int, list[float | None]] = {}
+    gpu: int | None = None
+    for line in text.splitlines():
+        if found := re.match(r"GPU (\d+): ", line):
+            gpu = int(found[1])
+            links[gpu] = []
+        elif found := re.fullmatch(r"\s+Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<?inactive>?)", line):
+            if gpu is None or int(found[1]) != len(links[gpu]):
+                raise NotThisOutput(f"has '{line.strip()}' out of order")
+            links[gpu].append(float(found[2]) if found[2] else None)
+        elif "all links are inactive" not in line.lower() and line.strip():
+            raise NotThisOutput(f"has the line '{line.strip()[:80]}'")
+    if not links:
+        raise NotThisOutput("names no GPU")
+    return links
+
+
+def parse_link_errors(text: str) -> Iterator[tuple[int, int, str, int]]:
+    """`nvidia-smi nvlink -e`: GPU, link, kind of error and count, of those that are not zero."""
+    gpu = -1
+    for line in text.splitlines():
+        if found := re.match(r"GPU (\d+): ", line):
+            gpu = int(found[1])
+        elif (
+            found := re.fullmatch(r"\s+Link (\d+): ([A-Za-z -]+?)(?: Errors)?: (\d+)", line)
+        ) and int(found[3]):
+            yield gpu, int(found[1]), found[2].strip(), int(found[3])
+
+
+def parse_topology(text: str) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
+    """`nvidia-smi topo -m`: devices (GPU0, NIC0, ...), the row of links of each, and names of NICs.
+    Raises NotThisOutput."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = [line for line in plain.splitlines() if line.strip()]
+    head = next((line.split() for line in lines if re.match(r"\s*GPU0\b", line)), None)
+    if head is None:
+        raise NotThisOutput("has no matrix")
+    devices = [word for word in head if re.fullmatch(r"GPU\d+|NIC\d+|mlx5_\d+", word)]
+    rows = {}
+    for line in lines:
+        words = line.split()
+        if words[0] in devices and words[1:] and words != head:
+            if len(words) < 1 + len(devices):
+                raise NotThisOutput(f"the row of {words[0]} is cut")
+            rows[words[0]] = words[1 : 1 + len(devices)]
+    if missing := [device for device in devices if device not in rows]:
+        raise NotThisOutput(f"has no row of {', '.join(missing)}")
+    if wrong := [device for device in devices if rows[device][devices.index(device)] != "X"]:
+        raise NotThisOutput(f"the row of {wrong[0]} is shifted")
+    names = dict(re.findall(r"^\s*(NIC\d+): (\S+)\s*$", plain, re.MULTILINE))
+    return devices, rows, names
+
+
+def _texts(
+    paths_of: Callable[..., tuple[str, ...]], find: Callable[[str], str | None]
+) -> dict[str, str]:
+    """By key, the first of a form's paths that is there; several joined by + are added up."""
+    texts = {}
+    for each in FIELDS:
+        for path in paths_of(each):
+            parts = [find(part) for part in path.split("+")]
+            if any(part is None for part in parts):
+                continue
+            found = [part for part in parts if part is not None]
+            texts[each.key] = found[0] if len(found) == 1 else _sum(found)
+            break
+    return texts
+
+
+def _sum(parts: list[str]) -> str:
+    numbers = [_NUMBER.fullmatch(part) for part in parts]
+    if all(numbers):
+        return f"{sum(float(found[1]) for found in numbers if found):g}"
+    return next(part for part, found in zip(parts, numbers, strict=True) if not found)
+
+
+def _require_count(declared: str | None, found: int) -> None:
+    if declared is None or not declared.strip().isdigit():
+        raise NotThisOutput("does not say how many GPUs are attached")
+    if int(declared) != found:
+        raise NotThisOutput(f"says that {declared.strip()} GPUs are attached, and has {found}")
+
+
+def _is_of(kind: str, cell: str) -> bool:
+    if _NOT_TOLD.fullmatch(cell) or _LOST.search(cell):
+        return True
+    if kind == "number":
+        return _NUMBER.fullmatch(cell) is not None
+    if kind == "flag":
+        return cell in _TABLE_WORDS
+    if kind == "bus":
+        return bool(short_bus_id(cell))
+    if kind == "uuid":
+        return cell.startswith(("GPU-", "MIG-"))
+    return bool(re.search(r"[A-Za-z]", cell)) or kind == "version"
