@@ -123,10 +123,15 @@ def test_a_closed_port_between_nodes(start: Start, network: Callable[[int], Node
     assert failed(outcome)[0].check == "ports"
 
 
-def test_a_clock_that_steps_back_during_the_job(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("monotonic", ["faked", "right"])
+def test_a_clock_that_steps_back_during_the_job(
+    start: Start, tmp_path: Path, monotonic: str
+) -> None:
     rule = tmp_path / "clock"
     rule.write_text("+0\n")
     faked = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(rule), "FAKETIME_NO_CACHE": "1"}
+    if monotonic == "right":
+        faked["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
     waiting = {"probe": "tcp_bandwidth", "scope": "mesh", "disjoint": True, "seconds": 30}
     network, *_, last = steps_of("network")
     pause = {**waiting, "arguments": {"seconds": 2.0}, "judge": {"of_best": 0.0}}

@@ -22,6 +22,7 @@ from .messages import (
     NodeConnection,
     is_proof,
     lost_reason,
+    pause,
     plain_address,
     proof,
 )
@@ -113,7 +114,7 @@ class Members:
         while True:
             for rank in self.present():
                 self.send(rank, {"beat": 1})
-            time.sleep(BEAT_SECONDS)
+            pause(BEAT_SECONDS)
 
     def _accept(self) -> None:
         while True:
@@ -122,7 +123,7 @@ class Members:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(0.1)
+                pause(0.1)
                 continue
             connection = NodeConnection(accepted, HELLO_SECONDS)
             with self._changed:

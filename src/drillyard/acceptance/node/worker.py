@@ -27,6 +27,7 @@ from .messages import (
     NodeConnection,
     is_proof,
     lost_reason,
+    pause,
     proof,
 )
 from .probe_process import HERE, Ended, ProbeProcesses, probe_command
@@ -71,7 +72,7 @@ def join(place: NodePlace, seconds: float, secret: bytes, server: MeshServer) ->
         except (OSError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise OSError(str(error)) from None
-            time.sleep(0.2)
+            pause(0.2)
 
 
 def _shake_hands(
@@ -230,7 +231,7 @@ class Worker:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
+            pause(BEAT_SECONDS)
             self._say({"beat": 1})
 
 
