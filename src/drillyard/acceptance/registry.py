@@ -14,6 +14,7 @@ from drillyard.acceptance.checks import (
     path_mtu,
     peers,
     ports,
+    storage,
     stragglers,
     tcp_bandwidth,
     training_speed,
@@ -37,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     training_speed.SCALING,
     bandwidth_scaling.CHECK,
     stragglers.JITTER,
+    storage.CHECK,
 )
 
 
