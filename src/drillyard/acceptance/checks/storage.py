@@ -38,17 +38,12 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _steps(evidence: AcceptanceEvidence) -> list[list[Observation]]:
-    """The observations of each storage step: a node is in a step once."""
-    steps: list[list[Observation]] = []
+    """The observations of each storage step, which began at one time."""
+    steps: dict[float, list[Observation]] = {}
     for seen in evidence.of("storage"):
-        if len(seen.nodes) != 1:
-            continue
-        known = {rank for each in steps[-1] for rank in each.nodes} if steps else set()
-        # One writer comes first and alone.
-        if not steps or known & set(seen.nodes) or (len(steps) == 1 and len(steps[0]) == 1):
-            steps.append([])
-        steps[-1].append(seen)
-    return steps
+        if len(seen.nodes) == 1:
+            steps.setdefault(seen.started_at, []).append(seen)
+    return list(steps.values())
 
 
 def _errors(evidence: AcceptanceEvidence, step: list[Observation]) -> Iterator[CheckResult]:
