@@ -150,7 +150,12 @@ READERS: dict[str, tuple[str, ...]] = {
     "model/tokenizer_config.json": (PREVIEW,),
     "model/chat_template.jinja": (PREVIEW,),
     "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE, f"{ACCEPT} --run run.yaml"),
-    "cluster.yaml": (LAUNCH, ACCEPT, "runs list --cluster cluster.yaml", "cluster plan cluster.yaml"),
+    "cluster.yaml": (
+        LAUNCH,
+        ACCEPT,
+        "runs list --cluster cluster.yaml",
+        "cluster plan cluster.yaml",
+    ),
     "hardware.yaml": (
         "hardware h100 --hardware hardware.yaml",
         "estimate run.yaml --accelerator h100 --num-gpus 1 --hardware hardware.yaml",

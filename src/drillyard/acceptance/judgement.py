@@ -19,6 +19,8 @@ class Outcome:
     results: tuple[CheckResult, ...]
     verdict: Status
     culprits: tuple[int, ...]
+    expected: Expected | None = None
+    """What it was judged by; None where nothing was judged."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
@@ -29,7 +31,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
             continue
         results += check.judge(evidence, expected)
     culprits = dict.fromkeys(rank for each in results for rank in each.culprits)
-    return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits))
+    return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits), expected)
 
 
 def _missing(evidence: AcceptanceEvidence, rank: int) -> CheckResult:
