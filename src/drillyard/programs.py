@@ -441,6 +441,15 @@ def parallel_map(
     return [future.result() for future in futures]
 
 
+_interrupted: set[str] = set()
+"""Handles of the submissions during which Ctrl-C came."""
+
+
+def was_interrupted(handle: str) -> bool:
+    """Whether Ctrl-C came while a run was submitted (`defer_interrupt`)."""
+    return handle in _interrupted
+
+
 @contextlib.contextmanager
 def defer_interrupt(handle: str) -> Iterator[None]:
     """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside of
@@ -461,6 +470,7 @@ def defer_interrupt(handle: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
     if received:
+        _interrupted.add(handle)
         print(
             f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}",
             file=sys.stderr,

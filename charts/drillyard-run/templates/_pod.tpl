@@ -33,6 +33,16 @@ spec:
   nodeSelector:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- with .Values.excludeNodes }}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+        - matchFields:
+          {{- range . }}
+          - {key: metadata.name, operator: NotIn, values: [{{ . | quote }}]}
+          {{- end }}
+  {{- end }}
   tolerations:
   {{- with .Values.tolerations }}
   {{- toYaml . | nindent 2 }}

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.results import CheckResult
+from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
@@ -28,6 +29,14 @@ class Level(StrEnum):
         return every[: every.index(self) + 1]
 
 
+def level_named(text: str, option: str = "--level") -> Level:
+    """The level that an option names. Raises UserError."""
+    try:
+        return Level(text)
+    except ValueError:
+        raise UserError(f"{option} {text}: is not a level; these are: {', '.join(Level)}") from None
+
+
 @dataclass(frozen=True)
 class Expected:
     """What the nodes should be: facts that checks compare with. None where a config names no
@@ -41,6 +50,8 @@ class Expected:
     """The NCCL_* variables that the launch plan sets."""
     baseline: AcceptanceEvidence | None = None
     """This cluster's earlier evidence."""
+    checkpoint_bytes: float | None = None
+    """Of one checkpoint of the run to come, in all."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,15 @@ class _Part(BaseModel):
 
 
 class NodeIdentity(_Part):
-    """A node that joined. `name` is what people and the scheduler call it."""
+    """A node that joined. `name` is what people and the scheduler call it, `host` its host name,
+    `address` where the others reach it."""
 
     rank: NonNegativeInt
     name: str
     address: str = ""
+    host: str = ""
+    rack: str = ""
+    """What the scheduler says of its place; empty where it says nothing."""
 
 
 class Observation(_Part):
@@ -53,22 +57,37 @@ class Observation(_Part):
 
 
 class AcceptanceEvidence(_Part):
-    """All observations of one job. `missing` are nodes that never joined."""
+    """All observations of one job. `missing` are nodes that never joined; `interrupted`: why the
+    job ended before its last step. `recorded`: it was read from files, and only what they hold is
+    judged."""
 
     format: Literal[1] = 1
+    recorded: bool = False
     level: Literal["quick", "standard", "full"]
+    submission: str = ""
+    """Of the job that wrote it: an earlier one's file is not taken for this one's."""
+    hosts: tuple[str, ...] = ()
+    """The scheduler's names of the nodes, by rank; empty where not known."""
     started_at: float = 0.0
     ended_at: float = 0.0
     expected_nodes: PositiveInt
     processes_per_node: PositiveInt
     nodes: tuple[NodeIdentity, ...]
     missing: tuple[NonNegativeInt, ...] = ()
+    interrupted: str | None = None
     observations: tuple[Observation, ...]
 
     def name_of(self, rank: int) -> str:
-        """The name of a node by its rank."""
+        """The name of a node by its rank: the scheduler's, else what it calls itself."""
+        if rank < len(self.hosts) and self.hosts[rank]:
+            return self.hosts[rank]
         found = next((node.name for node in self.nodes if node.rank == rank), None)
         return found or f"node {rank}"
+
+    @property
+    def racks(self) -> dict[str, str]:
+        """Racks by rank, as the search takes them."""
+        return {str(node.rank): node.rack for node in self.nodes if node.rack}
 
     def of(self, probe: str) -> list[Observation]:
         """The observations of a probe, in order."""

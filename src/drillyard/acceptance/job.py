@@ -1,8 +1,15 @@
-"""The acceptance job of a cluster: a workload like any other, whose files are the node side."""
+"""The acceptance job of a cluster: a workload like any other, whose files are the node side and a
+schedule.
+
+The schedule is a file, as that of a thousand nodes is longer than a command line may be.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -13,9 +20,12 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.run import WorkloadConfig, WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
+from drillyard.launch.plan import Plan
+from drillyard.launch.request import LaunchRequest
+from drillyard.plan_files import PlanFile
 
-DIRECTORY = "acceptance"
-"""Of the node side, below the job's files."""
+DIRECTORY, SCHEDULE = "acceptance", "schedule.json"
+"""Of the node side, below the job's files; and its file there."""
 
 
 def expected_of(cluster: ClusterConfig, facts: Catalog, **more: Any) -> Expected:
@@ -32,23 +42,59 @@ def expected_of(cluster: ClusterConfig, facts: Catalog, **more: Any) -> Expected
     )
 
 
-def acceptance_run(
-    cluster: ClusterConfig, level: Level, expected: Expected, *, name: str | None = None
-) -> WorkloadRunConfig:
-    """The run config of the job. Pure."""
-    steps = json.dumps(schedule(level, expected, cluster.nodes), separators=(",", ":"))
-    command = ["python3", f"{{launch_directory}}/files/{DIRECTORY}", "run", "--schedule", steps]
+def as_planned(expected: Expected, plan: Plan) -> Expected:
+    """The same with the NCCL_* variables that the job's plan sets."""
+    variables = plan.job.environment.items()
+    return replace(
+        expected, environment={name: text for name, text in variables if name.startswith("NCCL_")}
+    )
+
+
+def acceptance_request(
+    cluster: ClusterConfig,
+    level: Level,
+    expected: Expected,
+    *,
+    submission: str = "",
+    exclude: tuple[str, ...] = (),
+) -> LaunchRequest:
+    """The launch request of the job. `submission`: what tells its evidence from that of an earlier
+    job in the same run directory."""
+    steps = schedule(level, expected, cluster.nodes)
+    return LaunchRequest(
+        acceptance_run(cluster),
+        cluster,
+        expected.catalog,
+        os.getcwd(),
+        sys.executable,
+        max_failures=0,
+        files=(*node_files(), schedule_file(steps, submission)),
+        exclude=exclude,
+    )
+
+
+def acceptance_run(cluster: ClusterConfig) -> WorkloadRunConfig:
+    """The run config of the job."""
+    here = f"{{launch_directory}}/files/{DIRECTORY}"
+    command = ["python3", here, "run", "--schedule", f"{here}/{SCHEDULE}"]
     command += ["--run-directory", "{run_directory}"]
     if cluster.python is not None:
         command += ["--python", cluster.python]
-    sources = sorted(
-        (each for each in files(node).iterdir() if each.name.endswith(".py")),
-        key=lambda each: each.name,
-    )
     return WorkloadRunConfig(
-        name=name or f"accept-{cluster.name}",
-        workload=WorkloadConfig(
-            command=command,
-            files={f"{DIRECTORY}/{each.name}": str(each) for each in sources},
-        ),
+        name=f"accept-{cluster.name}", workload=WorkloadConfig(command=command)
     )
+
+
+def node_files() -> list[PlanFile]:
+    """The source of the node side, in order of names, as resources: a zipped wheel has them too."""
+    sources = (each for each in files(node).iterdir() if each.name.endswith(".py"))
+    return [
+        PlanFile(f"{DIRECTORY}/{each.name}", each.read_text(encoding="utf-8"))
+        for each in sorted(sources, key=lambda each: each.name)
+    ]
+
+
+def schedule_file(steps: dict[str, Any], submission: str) -> PlanFile:
+    """The schedule as node 0 reads it."""
+    content = json.dumps({"submission": submission, **steps}, separators=(",", ":")) + "\n"
+    return PlanFile(f"{DIRECTORY}/{SCHEDULE}", content)

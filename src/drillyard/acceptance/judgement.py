@@ -25,6 +25,8 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
     """Judge everything that was observed."""
     results = [_missing(evidence, rank) for rank in evidence.missing]
     for check in checks_of(Level(evidence.level)):
+        if evidence.recorded and not any(evidence.of(probe) for probe in check.probes):
+            continue
         results += check.judge(evidence, expected)
     culprits = dict.fromkeys(rank for each in results for rank in each.culprits)
     return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ import typer
 from drillyard.cli.options import print_json, with_flags
 
 if TYPE_CHECKING:
+    from drillyard.acceptance.accept_command import Acceptance
+    from drillyard.acceptance.check import Level
+    from drillyard.acceptance.judgement import Outcome
     from drillyard.config.cluster import ClusterConfig
     from drillyard.launch.plan import Plan
+    from drillyard.launch.request import LaunchRequest
 
-SHOW, HOW = "Show the plan", "Launch"
+SHOW, HOW, FIRST = "Show the plan", "Launch", "Check the nodes first"
 
 
 FLAGS = {
@@ -46,6 +51,11 @@ FLAGS = {
     "after": typer.Option(
         metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW
     ),
+    "exclude": typer.Option(
+        metavar="NODE",
+        help="Do not use this node, by the scheduler's name; repeatable.",
+        rich_help_panel=HOW,
+    ),
     "max_failures": typer.Option(
         min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW
     ),
@@ -53,6 +63,24 @@ FLAGS = {
         "--force",
         help="Launch even if the estimate says that it does not fit.",
         rich_help_panel=HOW,
+    ),
+    "accept": typer.Option(
+        metavar="LEVEL",
+        help="Check the nodes first (drillyard accept): quick, standard or full. Bad ones are"
+        " excluded, or nothing is submitted.",
+        rich_help_panel=FIRST,
+    ),
+    "drain": typer.Option(
+        "--drain",
+        help="Have the scheduler start nothing on nodes proven to be bad.",
+        rich_help_panel=FIRST,
+    ),
+    "max_share": typer.Option(
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Drain nothing if more of the checked nodes are bad; default: 0.1.",
+        rich_help_panel=FIRST,
     ),
     "wait": typer.Option(
         "--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW
@@ -94,8 +122,12 @@ def launch(
     sync: bool = False,
     replace: bool = False,
     after: str | None = None,
+    exclude: list[str] | None = None,
     max_failures: int = 3,
     force: bool = False,
+    accept: str | None = None,
+    drain: bool = False,
+    max_share: float | None = None,
     wait: bool = False,
     dry_run: bool = False,
     files: bool = False,
@@ -113,19 +145,30 @@ def launch(
     Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's
     own: 0 succeeded, 1 failed, 2 refused, 130 cancelled.
     """
+    from drillyard.acceptance.check import level_named
+    from drillyard.cli.acceptance_output import require_drain
+    from drillyard.errors import ConfigError
     from drillyard.launch.plan_output import write_plan
     from drillyard.launch.submission import check_memory, plan_launch
 
-    requests, plans = plan_launch(
-        run,
-        cluster,
-        overrides=overrides or [],
-        nodes=nodes,
-        sweep=sweep or [],
-        sync=sync,
-        max_failures=max_failures,
-        after=after,
-    )
+    def planned(excluded: Sequence[str]) -> tuple[list[LaunchRequest], list[Plan]]:
+        return plan_launch(
+            run,
+            cluster,
+            overrides=overrides or [],
+            nodes=nodes,
+            sweep=sweep or [],
+            sync=sync,
+            max_failures=max_failures,
+            after=after,
+            exclude=excluded,
+        )
+
+    require_drain(drain, max_share)
+    if drain and accept is None:
+        raise ConfigError("--drain: takes out what --accept finds, which is not given; give both")
+    level = None if accept is None else level_named(accept, "--accept")
+    requests, plans = planned(exclude or ())
     if output is not None:
         for plan in plans:
             directory = output if len(plans) == 1 else output / plan.handle.run
@@ -135,7 +178,7 @@ def launch(
                 file=sys.stderr,
             )
     if dry_run or explain:
-        _show(
+        show_plans(
             requests[0].cluster,
             plans,
             dry_run=dry_run,
@@ -144,16 +187,42 @@ def launch(
             as_json=as_json,
         )
     if output is not None or dry_run or explain:
+        if level is not None:
+            print(f"--accept {level}: nodes are checked when the run is launched", file=sys.stderr)
         return
     for line in check_memory(requests, force=force):
         print(line, file=sys.stderr)
+    if level is not None:
+        excluded = _checked(cluster, level, nodes, exclude or [], drain, max_share)
+        requests, plans = planned(excluded)
     for plan in plans:
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     _submit(requests[0].cluster, plans, replace=replace, wait=wait, as_json=as_json)
 
 
-def _show(
+def _checked(
+    cluster: Path,
+    level: Level,
+    nodes: int | None,
+    exclude: list[str],
+    drain: bool,
+    max_share: float | None,
+) -> list[str]:
+    """Check the nodes; returns those that the run must not use."""
+    from drillyard.acceptance.before_launch import nodes_to_exclude
+    from drillyard.cli.acceptance_output import drain_nodes, report_outcome
+
+    def report(acceptance: Acceptance, outcome: Outcome) -> None:
+        config = acceptance.request.run
+        report_outcome(outcome, Path(config.output, config.name, "acceptance.json"), sys.stderr)
+        if drain and outcome.culprits:
+            drain_nodes(acceptance.request.cluster, outcome, max_share)
+
+    return nodes_to_exclude(cluster, level, nodes, exclude, report)
+
+
+def show_plans(
     cluster: ClusterConfig,
     plans: list[Plan],
     *,
@@ -162,6 +231,7 @@ def _show(
     explain: bool,
     as_json: bool,
 ) -> None:
+    """Print plans: exactly what would be executed, or the reasons of their fields."""
     from drillyard.launch.launcher import launcher_for
     from drillyard.launch.plan_output import explain_text, plan_json, plan_text
 

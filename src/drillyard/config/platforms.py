@@ -78,6 +78,8 @@ class Capabilities:
     """Copies the working directory to the nodes (`--sync`)."""
     dependency: bool = False
     """Starts a run once another has succeeded (`--after`)."""
+    exclude: bool = False
+    """Keeps a run off named nodes (`--exclude`)."""
 
 
 @dataclass(frozen=True)

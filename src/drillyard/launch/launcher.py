@@ -82,6 +82,9 @@ class Launcher(ABC, Generic[_Run]):
     reads_after_end: ClassVar[bool] = True
     """Whether the files of a run that is over are read without starting anything for it."""
 
+    keeps_record: ClassVar[bool] = False
+    """Whether the scheduler keeps a record of a run that is over until `forget` removes it."""
+
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         self.cluster = cluster
         self.programs = programs
@@ -111,6 +114,29 @@ class Launcher(ABC, Generic[_Run]):
         raise UserError(
             f"{handle}: platform {handle.platform} keeps no record that could be removed"
         )
+
+    def idle_nodes(self, request: LaunchRequest) -> list[str] | None:
+        """The nodes on which the request could start now; None where the platform cannot say."""
+        return None
+
+    def nodes_short_of_gpus(self, request: LaunchRequest) -> dict[str, str]:
+        """Nodes that offer fewer GPUs than the machine of the config has, so that a run would wait
+        or fail, and what each offers. Empty where no machine is named or the platform cannot
+        say."""
+        return {}
+
+    def node_names(self, status: RunStatus) -> tuple[str, ...]:
+        """The nodes of a run by rank, as the scheduler or the cluster config names them; empty
+        where not known."""
+        return status.hosts
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """Keep new jobs off a node; returns the command that undoes it, None where it was out
+        already. Raises UserError where that cannot be done, with what to do instead."""
+        raise UserError(self._cannot_drain(node, "start no run there until it is repaired"))
+
+    def _cannot_drain(self, node: str, instead: str) -> str:
+        return f"{node}: platform {self.cluster.platform} cannot keep jobs off a node; {instead}"
 
     @abstractmethod
     def _runs(self) -> list[_Run]:
@@ -180,7 +206,7 @@ class Launcher(ABC, Generic[_Run]):
                 title = f" ({run.job_title})" if run.job_title else ""
                 where = f", launched from {origin.seen_from(here)}" if origin and elsewhere else ""
                 unless = "; launch --replace does so first" if not elsewhere else ""
-                raise UserError(
+                raise ActiveRunError(
                     f"{handle}: is {state} already{title}{where}, and nothing was submitted\n"
                     f"give this run another name (--set name=NAME), or end that one first:"
                     f" drillyard runs cancel {handle}{unless}"
@@ -295,6 +321,10 @@ class Launcher(ABC, Generic[_Run]):
             )
             raise NotFoundError(f"there is no run '{run}' on {self._files.title}{there}")
         return found[0]
+
+
+class ActiveRunError(UserError):
+    """A run of that name is not over."""
 
 
 def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher[Any]:

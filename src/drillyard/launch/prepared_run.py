@@ -141,6 +141,7 @@ def prepare(
         *([network.file] if network.file else []),
         *(agent_files() if agents else ()),
         *(_workload_files(workload, Path(request.here)) if workload else ()),
+        *(replace(file, path=f"files/{file.path}") for file in request.files),
     )
     mounts = (
         tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts]))
@@ -165,6 +166,13 @@ def processes_per_node(request: LaunchRequest) -> int:
         "cluster config: the number of ranks per node is not known; "
         "name the `machine`, or set `processes_per_node` (one per GPU; 1 where there is none)"
     )
+
+
+def accelerators_of(request: LaunchRequest) -> int:
+    """Accelerators of each node of the machine that the config names; 0 where it names none."""
+    if request.cluster.machine is None:
+        return 0
+    return machine_of(request.cluster, request.facts).num_accelerators
 
 
 def port_of(handle: Handle) -> int:

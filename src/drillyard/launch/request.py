@@ -15,6 +15,7 @@ from drillyard.errors import ConfigError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.launch.run_status import RunStatus, State
+from drillyard.plan_files import PlanFile
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class LaunchRequest:
     max_failures: int = 3
     dependency: str | None = None
     """Handle of the run that must succeed before this one starts."""
+    files: tuple[PlanFile, ...] = ()
+    """Files of a workload that are not on this machine's disk: made here, or of this package. Paths
+    below {launch_directory}/files."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that the run must not use, by the scheduler's names."""
 
     @property
     def workload(self) -> WorkloadConfig | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from drillyard.errors import UserError
@@ -20,6 +21,13 @@ def wait_for(launcher: Launcher[Any], run: str) -> int:
 
     Asks again when the cluster does not answer. Raises UserError where the run is not known.
     """
+    *_, last = statuses_until_over(launcher, run)
+    return exit_code(last)
+
+
+def statuses_until_over(launcher: Launcher[Any], run: str) -> Iterator[RunStatus]:
+    """The status of a run again and again until it is over, the last one then; prints each state,
+    asks again and raises as `wait_for` does."""
     status = launcher.status(run)
     pause, longest = PAUSES
     printed = None
@@ -27,8 +35,9 @@ def wait_for(launcher: Launcher[Any], run: str) -> int:
         if status.state is not printed:
             print_notice(f"{status.handle}: {headline(status, time.time())}")
             printed = status.state
+        yield status
         if status.state.over:
-            return exit_code(status)
+            return
         time.sleep(pause)
         pause = min(1.5 * pause, longest)
         try:

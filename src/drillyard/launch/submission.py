@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from drillyard.config.platforms import platforms, require_capability
 from drillyard.config.run import RunConfig
 from drillyard.config.sweep_grammar import SweepPoint, launch_points
 from drillyard.config.yaml_document import read_document
-from drillyard.errors import DoesNotFitError, NotFoundError, UserError
+from drillyard.errors import ConfigError, DoesNotFitError, NotFoundError, UserError
 from drillyard.hardware import load_catalog
 from drillyard.launch.cluster_registry import remember_cluster
 from drillyard.launch.completion_cache import remember_run
@@ -29,6 +30,8 @@ from drillyard.launch.launcher import launcher_class, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]*")
 
 
 def plan_launch(
@@ -41,13 +44,14 @@ def plan_launch(
     sync: bool = False,
     max_failures: int = 3,
     after: str | None = None,
+    exclude: Sequence[str] = (),
 ) -> tuple[list[LaunchRequest], list[Plan]]:
     """Build the requests to launch and their plans: one of each, or one per point of a sweep.
     Changes nothing.
 
     Raises UserError for every mistake that can be found without asking the cluster.
     """
-    config = _load_cluster(cluster, nodes)
+    config = load_cluster(cluster, nodes)
     first = load_launch_config(run, list(overrides), resolve_environment=False)
     facts = load_catalog(config.hardware)
     requests = []
@@ -60,18 +64,28 @@ def plan_launch(
         )
         requests.append(
             LaunchRequest(
-                each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after
+                each,
+                config,
+                facts,
+                os.getcwd(),
+                sys.executable,
+                sync,
+                max_failures,
+                after,
+                exclude=tuple(exclude),
             )
         )
     return requests, plan_requests(requests)
 
 
-def _load_cluster(path: Path, nodes: int | None = None) -> ClusterConfig:
+def load_cluster(
+    path: Path, nodes: int | None = None, overrides: Sequence[str] = ()
+) -> ClusterConfig:
     """The cluster config; where it is this machine and sets no ranks, with one per GPU, as
     `drillyard train` starts."""
     if not path.exists():
         raise NotFoundError(
-            f"{path}: there is no such file; give --cluster FILE, or write one: drillyard init"
+            f"{path}: there is no such file; name the cluster config, or write one: drillyard init"
         )
     content = read_document(path).value
     platform = content.get("platform") if isinstance(content, dict) else None
@@ -79,7 +93,7 @@ def _load_cluster(path: Path, nodes: int | None = None) -> ClusterConfig:
         # Refuse a platform without a launcher before asking for more of its config.
         launcher_class(platform)
     cluster = load_cluster_config(
-        path, [f"nodes={nodes}"] if nodes else [], resolve_environment=False
+        path, [*overrides, *([f"nodes={nodes}"] if nodes else [])], resolve_environment=False
     )
     here = platforms()[cluster.platform].is_this_machine
     if not here or cluster.processes_per_node is not None or cluster.machine is not None:
@@ -96,6 +110,11 @@ def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
         require_capability(first.cluster.platform, "sync", "--sync")
     if first.dependency is not None:
         require_capability(first.cluster.platform, "dependency", "--after")
+    if first.exclude:
+        require_capability(first.cluster.platform, "exclude", "--exclude")
+        for node in first.exclude:
+            if not _NODE.fullmatch(node):
+                raise ConfigError(f"--exclude {node!r}: is not a node's name")
     if len(requests) > 1:
         require_capability(first.cluster.platform, "queue", "--sweep")
         return launcher_for(first.cluster).plan_sweep(requests)

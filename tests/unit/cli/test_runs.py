@@ -16,7 +16,6 @@ from tests.module_time import set_time
 from tests.unit.cli.fake_launcher import World
 
 from drillyard.cli import main as cli
-from drillyard.cli import runs as command
 from drillyard.cli.options import complete_run
 from drillyard.launch import run_wait
 from drillyard.launch.completion_cache import remember_runs
@@ -303,7 +302,7 @@ def test_waiting_outlives_a_scheduler_that_does_not_answer_for_a_while(
     def sleep(_: float) -> None:
         launcher.down = None if launcher.down else "slurmctld: no answer"
 
-    set_time(monkeypatch, command.__name__, sleep=sleep)
+    set_time(monkeypatch, run_wait.__name__, sleep=sleep)
 
     said = Said(capsys, "wait", "a", "--json")
 

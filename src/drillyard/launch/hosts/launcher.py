@@ -29,6 +29,7 @@ from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent.job import LAUNCHED_FROM, Job
 from drillyard.launch.agent.submit import TAKEN
+from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.hosts.host_facts import (
     HostAnswer,
     judge,
@@ -56,7 +57,7 @@ from drillyard.launch.launcher import (
     require_launched_here,
 )
 from drillyard.launch.plan import Plan, new_secret
-from drillyard.launch.prepared_run import SENT_AGENT, agent_files
+from drillyard.launch.prepared_run import SENT_AGENT, accelerators_of, agent_files
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
@@ -116,6 +117,27 @@ class HostsLauncher(Launcher[HostRun]):
 
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
+
+    def drain(self, node: str, reason: str) -> str | None:
+        if isinstance(self.cluster.section, SshConfig):
+            instead = "take it out of ssh.hosts, and lower nodes by one, until it is repaired"
+            raise UserError(self._cannot_drain(node, instead))
+        return super().drain(node, reason)
+
+    def nodes_short_of_gpus(self, request: LaunchRequest) -> dict[str, str]:
+        if not (needed := accelerators_of(request)):
+            return {}
+        answers = self._ask(self._hosts, ["check"], _OTHER_SECONDS)
+        found = {answer.host: (answer.parsed() or {}).get("gpus") for answer in answers}
+        return {
+            host: f"offers {gpus} of {needed} GPUs (/dev/nvidia0, ...)"
+            for host, gpus in found.items()
+            if isinstance(gpus, int) and gpus < needed
+        }
+
+    def node_names(self, status: RunStatus) -> tuple[str, ...]:
+        ssh = self.cluster.section
+        return tuple(ssh.hosts) if isinstance(ssh, SshConfig) else status.hosts
 
     # What the shared flow needs.
 

@@ -221,7 +221,7 @@ KUBERNETES = PlatformFacts(
     machines="own",
     in_pods=True,
     bucket_mount=BUCKET_MOUNT,
-    capabilities=Capabilities(queue=True, image=True),
+    capabilities=Capabilities(queue=True, image=True, exclude=True),
     provisioner="drillyard.provision.existing_cluster:existing_cluster_plan",
     launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shlex
 import tempfile
 import time
 from bisect import bisect_left
@@ -26,6 +27,7 @@ import yaml
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import LAUNCHED_FROM as RECORD
+from drillyard.launch.kubernetes import nodes
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.release import (
     CHART,
@@ -92,6 +94,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     """Runs of one namespace of a Kubernetes cluster."""
 
     reads_after_end = False
+    keeps_record = True
 
     @cached_property
     def _section(self) -> KubernetesConfig:
@@ -132,6 +135,18 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         require_accepted(self._api, self.rendered(plan))
         with self._submit_lock(plan.handle, seen):
             return super().submit(plan, replace=replace)
+
+    def idle_nodes(self, request: LaunchRequest) -> list[str] | None:
+        return nodes.idle_nodes(self._api, request)
+
+    def nodes_short_of_gpus(self, request: LaunchRequest) -> dict[str, str]:
+        return nodes.nodes_short_of_gpus(self._api, request)
+
+    def drain(self, node: str, reason: str) -> str | None:
+        if not nodes.cordon(self._api, node, reason):
+            return None
+        context = ("--context", self._section.context) if self._section.context else ()
+        return shlex.join(["kubectl", *context, "uncordon", node])
 
     @contextlib.contextmanager
     def _submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:

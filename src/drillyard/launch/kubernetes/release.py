@@ -259,10 +259,8 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
             *(gke.tolerations(cluster.consumption, machine) if on_gke else []),
             *section.tolerations,
         ],
-        "nodeSelector": {
-            **(gke.node_selector(request, machine) if on_gke else {}),
-            **section.node_selector,
-        },
+        "nodeSelector": node_labels(request),
+        **({"excludeNodes": list(request.exclude)} if request.exclude else {}),
         "resources": resources,
         **pod_network.network_values(request, machine),
     }
@@ -279,6 +277,13 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
             "mountOptions": _MOUNT_OPTIONS,
         }
     return values
+
+
+def node_labels(request: LaunchRequest) -> dict[str, str]:
+    """The labels of the nodes on which the pods may run."""
+    cluster = request.cluster
+    own = gke.node_selector(request, _machine(request)) if cluster.platform == "gke" else {}
+    return {**own, **cluster.section_as(KubernetesConfig).node_selector}
 
 
 def expanded(text: str, replaced: Mapping[str, str]) -> str:
@@ -358,6 +363,7 @@ _REASONS = {
         "the machine, and how it is bought",
         "cluster.yaml: machine, consumption, kubernetes",
     ),
+    "excludeNodes": ("nodes not to use", "--exclude"),
     "tolerations": ("taints of such nodes", "cluster.yaml: machine, consumption, kubernetes"),
 }
 

@@ -23,6 +23,7 @@ from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
 from drillyard.launch.slurm.job_script import SCRIPT
+from drillyard.launch.slurm.nodes import SINFO, SlurmNode, drain_command, parse_sinfo
 from drillyard.launch.slurm.run_status import ENDED, SlurmJob, SlurmRun, is_over
 from drillyard.programs import Host, Programs, Result, archive, require_success
 
@@ -252,6 +253,23 @@ class Slurm:
             if line.count("|") >= 2
         ]
         return [f"{nodes} {state.rstrip('*')} ({reason})" for nodes, state, reason in rows]
+
+    def nodes(self, partition: str | None) -> list[SlurmNode]:
+        """The nodes of a partition; None: of the default one. Raises UserError."""
+        listed = self._require(self._run(SINFO), "its nodes cannot be listed")
+        return parse_sinfo(listed.stdout, partition)
+
+    def host_names(self, expressions: Sequence[str]) -> list[str]:
+        """The nodes that Slurm's host lists name, such as n[1-3]. Raises UserError."""
+        if not expressions:
+            return []
+        words = ["scontrol", "show", "hostnames", ",".join(expressions)]
+        return self._require(self._run(words), "nodes cannot be looked up").stdout.split()
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep new jobs off a node. Raises UserError."""
+        advice = "an operator of Slurm may do that; give them the command"
+        self._require(self._run(drain_command(node, reason)), f"{node} cannot be drained", advice)
 
     def _require(self, result: Result, what: str, advice: str | None = None) -> Result:
         if advice is None and result.returncode == 127:

@@ -103,6 +103,6 @@ SLURM = PlatformFacts(
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
     has_prolog=True,
-    capabilities=Capabilities(queue=True, image=True, sync=True, dependency=True),
+    capabilities=Capabilities(queue=True, image=True, sync=True, dependency=True, exclude=True),
     launcher="drillyard.launch.slurm.launcher:SlurmLauncher",
 )

@@ -70,11 +70,11 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
         )
         if MEMORY_OPTIONS.isdisjoint(name for name, _ in options_in(slurm.arguments)):
             yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
-    if slurm.exclude:
+    if excluded := [*slurm.exclude, *request.exclude]:
         yield (
-            _option("exclude", ",".join(slurm.exclude)),
+            _option("exclude", ",".join(excluded)),
             "nodes not to use",
-            "cluster.yaml: slurm.exclude",
+            "cluster.yaml: slurm.exclude" if slurm.exclude else "--exclude",
         )
     yield from as_set("constraint", "segment")
     if slurm.time_limit is not None:

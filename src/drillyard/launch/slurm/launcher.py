@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import posixpath
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,13 +32,25 @@ from drillyard.launch.launcher import (
     cancel_notice,
 )
 from drillyard.launch.plan import Plan, Program, new_secret
-from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
+from drillyard.launch.prepared_run import (
+    JobSettings,
+    accelerators_of,
+    agent_files,
+    paths_on,
+    prepare,
+)
 from drillyard.launch.remote_files import Files, open_files, print_notices
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
 from drillyard.launch.slurm.commands import Slurm
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
+from drillyard.launch.slurm.nodes import (
+    SlurmNode,
+    short_of_gpus,
+    undrain_command,
+    usable_nodes,
+)
 from drillyard.launch.slurm.rules import findings
 from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
 from drillyard.launch.sync_archive import archive_of_directory, sync_step
@@ -200,6 +213,29 @@ class SlurmLauncher(Launcher[SlurmRun]):
         return (
             replace(status, reason=f"{status.reason}; down: {', '.join(down)}") if down else status
         )
+
+    def idle_nodes(self, request: LaunchRequest) -> list[str] | None:
+        nodes = self._usable_nodes(request)
+        return None if nodes is None else [each.name for each in nodes if each.state == "idle"]
+
+    def nodes_short_of_gpus(self, request: LaunchRequest) -> dict[str, str]:
+        needed = accelerators_of(request)
+        if not needed:
+            return {}
+        return short_of_gpus(self._usable_nodes(request) or [], needed, request.cluster.nodes)
+
+    def _usable_nodes(self, request: LaunchRequest) -> list[SlurmNode] | None:
+        slurm = request.cluster.section_as(SlurmConfig)
+        excluded = self._slurm.host_names([*slurm.exclude, *request.exclude])
+        return usable_nodes(self._slurm.nodes(slurm.partition), slurm, excluded)
+
+    def drain(self, node: str, reason: str) -> str | None:
+        partition = self.cluster.section_as(SlurmConfig).partition
+        if any(each.name == node and each.is_drained for each in self._slurm.nodes(partition)):
+            return None
+        self._slurm.drain(node, reason)
+        undo = shlex.join(undrain_command(node))
+        return undo if self._host.name is None else f"{undo}   # on {self._host.name}"
 
     # What the shared flow needs.
 

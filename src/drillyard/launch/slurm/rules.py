@@ -170,6 +170,8 @@ def _contradiction(
         if name in names.split():
             return f"{name} is set by drillyard; use {setting}"
     setting = _SETTINGS.get(name, "")
+    if name == "--exclude" and request.exclude:
+        return "--exclude is given twice; put these nodes into slurm.exclude"
     if setting and getattr(slurm, setting):
         return f"{name} and slurm.{setting} are both given; keep slurm.{setting}"
     gpus = "slurm.gres" if slurm.gres is not None else None
@@ -209,8 +211,9 @@ def gpus_of_gres(gres: str) -> int | None:
     """GPUs in a `--gres` value, such as 8 in `gpu:nvidia_h100_80gb_hbm3:8`; 1 where it has no
     number. None: no gpu."""
     counts = []
-    for part in gres.split(","):
-        words = re.sub(r"\(.*\)", "", part).split(":")
+    # Sockets in parentheses may be a list: gpu:8(S:0,2).
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
+        words = part.split(":")
         if words[0] in ("gpu", "gres/gpu"):
             counts.append(int(words[-1]) if words[-1].isdecimal() else 1)
     return sum(counts) if counts else None

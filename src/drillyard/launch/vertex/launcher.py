@@ -79,6 +79,10 @@ class VertexLauncher(Launcher[VertexRun]):
             parse_request(step.body)
         return super().submit(plan, replace=replace)
 
+    def drain(self, node: str, reason: str) -> str | None:
+        instead = "the service chooses machines: launch again, and report this one to its support"
+        raise UserError(self._cannot_drain(node, instead))
+
     # What the shared flow needs.
 
     def _runs(self) -> list[VertexRun]:

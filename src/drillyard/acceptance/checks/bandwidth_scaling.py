@@ -1,0 +1,149 @@
+"""Bus bandwidth of all nodes over that of one node: what is often called scaling efficiency. It is
+a ratio of bus bandwidths, and says nothing about the scaling of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from drillyard.acceptance.check import Check, Expected, Level
+from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.rank_values import mapping, numbers, ranks_of
+from drillyard.acceptance.results import CheckResult, Status, Threshold
+from drillyard.hardware.bandwidths import bus_bandwidth, bus_factor
+
+OF_ROWS = 0.9
+OF_BASELINE = 7 / 8
+"""Least share of the ratio that the machine's rows, or the baseline, have."""
+
+
+def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
+    """One result per collective that was measured on one node and on all."""
+    nodes = tuple(each.rank for each in evidence.nodes)
+    if evidence.expected_nodes == 1:
+        yield _result("bus bandwidth", nodes, Status.skipped, "there is one node")
+        return
+    before = {} if expected.baseline is None else ratios(expected.baseline)
+    found = ratios(evidence)
+    if not found:
+        reason = "no collective was measured on one node and on all"
+        yield _result("bus bandwidth", nodes, Status.skipped, reason)
+    for name, (every, own, size) in found.items():
+        ratio, limit = every / own, _of_rows(expected, name, evidence.expected_nodes, size)
+        if limit is None and name in before and _on_gpu(evidence):
+            known = before[name][0] / before[name][1]
+            source = f"{OF_BASELINE:.3g} of the baseline"
+            limit = Threshold(OF_BASELINE * known, "", True, source, known)
+        status = Status.recorded
+        if limit is not None:
+            status = Status.passed if ratio >= limit.value else Status.fail
+        reason = (
+            f"{name}: {every:.4g} GB/s of bus bandwidth on {evidence.expected_nodes} nodes over"
+            f" {own:.4g} on one: {ratio:.1%}"
+        )
+        yield _result(f"{name}, all nodes over one", nodes, status, reason, ratio, limit)
+
+
+def ratios(evidence: AcceptanceEvidence) -> dict[str, tuple[float, float, int]]:
+    """By collective: bus bandwidth in GB/s of all nodes, the median of single nodes, and the bytes
+    of the largest message that both had."""
+    every: dict[str, dict[int, float]] = {}
+    single: dict[str, dict[int, list[float]]] = {}
+    for seen in evidence.of("collective"):
+        name = str(seen.arguments.get("collective"))
+        curve = _curve(evidence, seen)
+        if len(seen.nodes) == evidence.expected_nodes:
+            every[name] = curve
+        elif len(seen.nodes) == 1:
+            for size, value in curve.items():
+                single.setdefault(name, {}).setdefault(size, []).append(value)
+    found = {}
+    for name, curve in every.items():
+        common = curve.keys() & single.get(name, {}).keys()
+        if common:
+            size = max(common)
+            found[name] = (curve[size], median(single[name][size]), size)
+    return found
+
+
+def _curve(evidence: AcceptanceEvidence, seen: Observation) -> dict[int, float]:
+    """Bus bandwidth of the best repeat by size as asked, of the rank that saw the least."""
+    asked = sorted(size for size in _list(seen.arguments.get("sizes")) if type(size) is int)
+    curve: dict[int, float] = {}
+    one = ranks_of(evidence, seen)
+    if one.problems:
+        return {}
+    for each in one.ranks:
+        rows = _list(each.values.get("rows"))
+        for size, row in zip(asked, rows, strict=False):
+            seconds, moved = numbers(mapping(row).get("seconds")), mapping(row).get("bytes")
+            if not seconds or type(moved) is not int or moved <= 0:
+                return {}
+            factor = _factor(str(seen.arguments.get("collective")), len(one.ranks))
+            value = moved / min(seconds) / 1e9 * factor
+            curve[size] = min(value, curve.get(size, value))
+    return curve
+
+
+def _factor(collective: str, ranks: int) -> float:
+    return 1.0 if collective == "sendrecv" else bus_factor(collective, ranks)
+
+
+def _on_gpu(evidence: AcceptanceEvidence) -> bool:
+    seen = evidence.of("collective")
+    return any(each.on_gpu for one in seen for each in ranks_of(evidence, one).ranks)
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _of_rows(expected: Expected, name: str, nodes: int, size: int) -> Threshold | None:
+    """A share of the ratio of the machine's own rows; None where one of them is missing."""
+    if expected.machine is None:
+        return None
+    name = "alltoall" if name == "all_to_all" else name
+    rows = expected.catalog.bandwidths
+    every, one = (bus_bandwidth(rows, expected.machine, name, each, size) for each in (nodes, 1))
+    if every is None or one is None or every.row.nodes != nodes:
+        return None
+    known = every.gb_per_s.value / one.gb_per_s.value
+    source = f"{OF_ROWS:.3g} of the rows' ({every.gb_per_s.source}; {one.gb_per_s.source})"
+    return Threshold(OF_ROWS * known, "", True, source, known)
+
+
+def _result(
+    metric: str,
+    nodes: tuple[int, ...],
+    status: Status,
+    reason: str,
+    observed: float | None = None,
+    threshold: Threshold | None = None,
+) -> CheckResult:
+    return CheckResult(
+        check=CHECK.name,
+        metric=metric,
+        nodes=nodes,
+        status=status,
+        reason=reason,
+        observed=observed,
+        threshold=threshold,
+        action=CHECK.action if status is Status.fail else "",
+        required=False,
+    )
+
+
+CHECK = Check(
+    name="bandwidth-scaling",
+    title="Bus bandwidth of all nodes over one",
+    level=Level.quick,
+    probes=("collective",),
+    seconds=0,
+    measures="the ratio of bus bandwidths, by collective, at the largest size that both have",
+    how="figures of the collectives' checks",
+    evidence="the collective on single nodes and on all of them",
+    references="0.9 of the ratio of the machine's rows, or 7/8 of the baseline's; else recorded",
+    meaning="the network between nodes is slower than it should be beside the links inside them",
+    action="look at the collectives' checks of pairs: they say which node or link it is",
+    judge=judge,
+)

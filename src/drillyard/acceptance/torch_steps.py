@@ -1,0 +1,138 @@
+"""Steps of the probes that need PyTorch, in sizes that suit the machine: of accelerators where the
+cluster config names a machine that has some, else of CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from drillyard.acceptance.check import Expected, Level
+from drillyard.acceptance.training_phases import shape_for
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv")
+ROW_NAMES = {"all_to_all": "alltoall"}
+"""Names in bandwidths.yaml that differ."""
+REPEATS = 5
+SEED = 20260
+START_SECONDS = 120
+"""For PyTorch and the group of ranks to start, within a step's limit: on a busy host it is slow."""
+
+GPU_SIZES = {
+    Level.quick: [64 * MIB, GIB, 8 * GIB],
+    Level.standard: [MIB << shift for shift in range(0, 14, 2)] + [8 * GIB],
+    Level.full: [KIB << shift for shift in range(25)],
+}
+CPU_SIZES = {
+    Level.quick: [64 * KIB, 4 * MIB],
+    Level.standard: [64 * KIB, MIB, 4 * MIB],
+    Level.full: [KIB << shift for shift in range(0, 15, 2)],
+}
+BUDGET_SECONDS = {Level.quick: 10.0, Level.standard: 25.0, Level.full: 120.0}
+"""Of one collective, its start not counted."""
+
+
+def torch_steps(level: Level, expected: Expected, nodes: int) -> Iterator[dict[str, Any]]:
+    """What each device does, then collectives on single nodes, on pairs and on all, then
+    training."""
+    gpu = _on_gpu(expected)
+    yield _step("devices", "node", 60, devices_arguments(level, expected))
+    for collective in collectives_of(level, expected):
+        sizes = (GPU_SIZES if gpu else CPU_SIZES)[level]
+        arguments: dict[str, Any] = {
+            "collective": collective,
+            "sizes": sizes,
+            "repeats": REPEATS,
+            "budget_seconds": BUDGET_SECONDS[level],
+            "device": "cuda" if gpu else None,
+        }
+        seconds = int(2 * BUDGET_SECONDS[level])
+        if gpu:
+            step = _step("nccl_tests", "node", seconds, arguments)
+            del step["ranks"]
+            yield step
+        yield _step("collective", "node", seconds, arguments)
+        if nodes > 1:
+            judged = {"judge": {"figure": "bus_gb_per_s", "at_least": None}}
+            yield _step("collective", "pairs", seconds, arguments) | judged
+        if nodes > 2:
+            yield _step("collective", "all", seconds, arguments)
+    yield _step("training", "all", 120, training_arguments(level, expected))
+
+
+def collectives_of(level: Level, expected: Expected) -> list[str]:
+    """All of them; at the quick level those that the machine has a measured row for, or
+    all_reduce."""
+    if level is not Level.quick:
+        return list(COLLECTIVES)
+    machine = expected.machine
+    rows = [
+        row.collective
+        for row in expected.catalog.bandwidths
+        if machine is not None
+        and row.role == "measured"
+        and (row.machine == machine.name or (row.accelerator == machine.accelerator))
+    ]
+    return [each for each in COLLECTIVES if ROW_NAMES.get(each, each) in rows] or ["all_reduce"]
+
+
+def devices_arguments(level: Level, expected: Expected) -> dict[str, Any]:
+    """Of the devices probe."""
+    if not _on_gpu(expected):
+        product = {"rows": 256, "inner": 256, "rounds": 4, "repeats": 4, "seed": SEED}
+        shapes = [{"type": "fp32", "m": 384, "n": 384, "k": 384}]
+        return {"product": product, "matmul": shapes, "memory_bytes": 16 * MIB, "device": None}
+    rounds = {Level.quick: 2, Level.standard: 8, Level.full: 64}[level]
+    product = {"rows": 4096, "inner": 1024, "rounds": rounds, "repeats": 50, "seed": SEED}
+    sides = [(8192, 8192, 8192), (8192, 14336, 4096)]
+    if level is not Level.quick:
+        sides += [(16384, 16384, 8192), (4096, 4096, 4096), (16384, 8192, 1280)]
+    shapes = [
+        {"type": kind, "m": m, "n": n, "k": k}
+        for kind in _precisions(expected)
+        for m, n, k in sides
+    ]
+    return {
+        "product": product,
+        "matmul": shapes,
+        "memory_bytes": GIB if level is not Level.quick else 256 * MIB,
+        "peers": level is not Level.quick,
+        "device": "cuda",
+    }
+
+
+def training_arguments(level: Level, expected: Expected) -> dict[str, Any]:
+    """Of the training probe."""
+    gpu = _on_gpu(expected)
+    memory = expected.accelerator.memory_gb if expected.accelerator is not None else None
+    blocks, seconds = {Level.quick: (5, 0.4), Level.standard: (5, 3.0), Level.full: (10, 12.0)}[
+        level
+    ]
+    return {
+        "shape": shape_for(memory if gpu else None),
+        "blocks": blocks,
+        "block_seconds": seconds,
+        "steps": 10 if gpu or level is not Level.quick else 8,
+        "most_nodes": 8,
+        "device": "cuda" if gpu else None,
+    }
+
+
+def _precisions(expected: Expected) -> list[str]:
+    """bf16 and fp8 where the accelerator has them, else fp16."""
+    peaks = {} if expected.accelerator is None else expected.accelerator.peak_tflops
+    return [each for each in ("bf16", "fp8") if each in peaks] or ["fp16"]
+
+
+def _on_gpu(expected: Expected) -> bool:
+    return expected.accelerator is not None and bool(expected.accelerator.peak_tflops)
+
+
+def _step(probe: str, scope: str, seconds: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "probe": probe,
+        "scope": scope,
+        "ranks": True,
+        "seconds": START_SECONDS + seconds,
+        "arguments": {key: value for key, value in arguments.items() if value is not None},
+    }

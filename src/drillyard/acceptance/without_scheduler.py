@@ -1,0 +1,126 @@
+"""`drillyard accept --node-rank R`: this machine's part of an acceptance that nobody submits. The
+same command is given on every node, in a container too, and node 0 judges.
+
+The node side runs as in a job: with its variables, in its network settings, as a program of its
+own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drillyard.acceptance.accept_command import EVIDENCE, Acceptance, unjudged
+from drillyard.acceptance.evidence import parse_evidence
+from drillyard.acceptance.job import DIRECTORY, SCHEDULE
+from drillyard.acceptance.judgement import Outcome, judge
+from drillyard.errors import UserError
+from drillyard.guarded_files import read_bytes
+from drillyard.launch.network import network_of
+from drillyard.launch.prepared_run import processes_per_node
+from drillyard.plan_files import PlanFile
+
+MASTER_PORT = 29400
+_END_SECONDS = 15.0
+"""For the program to end its probes after SIGTERM."""
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """A node's place among those that take part."""
+
+    rank: int
+    nodes: int
+    master_addr: str
+    master_port: int = MASTER_PORT
+
+
+def node_part(
+    rank: int, nodes: int | None, master_addr: str | None, master_port: int | None
+) -> NodePart:
+    """The place that options give. Raises UserError."""
+    if nodes is None or master_addr is None:
+        raise UserError(
+            "--node-rank: needs --nnodes and --master-addr, the same on every node; such as"
+            f" --node-rank {rank} --nnodes 2 --master-addr NODE-0"
+        )
+    if rank >= nodes:
+        raise UserError(f"--node-rank {rank}: --nnodes {nodes} are 0 to {nodes - 1}")
+    return NodePart(rank, nodes, master_addr, master_port or MASTER_PORT)
+
+
+def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outcome | None:
+    """Take part to the end. `output`: directory of node 0 for the evidence. The outcome is node
+    0's; None on another node that took part to the end. Raises UserError where one could not."""
+    cluster = acceptance.request.cluster.model_copy(update={"nodes": part.nodes})
+    configured = cluster.environment
+    network = network_of(cluster, acceptance.expected.catalog, image=None, configured=configured)
+    files = [*acceptance.request.files, *([network.file] if network.file else [])]
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
+        _write(files, Path(directory))
+        here = Path(directory, DIRECTORY)
+        command = [sys.executable, str(here), "run", "--schedule", str(here / SCHEDULE)]
+        command += ["--run-directory", str(output.resolve())]
+        command += ["--python", cluster.python or sys.executable]
+        if network.file is not None:
+            script = str(Path(directory, network.file.path))
+            command = ["bash", "-c", '. "$0" && exec "$@"', script, *command]
+        environment = {
+            **os.environ,
+            **network.environment,
+            **configured,
+            "NODE_RANK": str(part.rank),
+            "NNODES": str(part.nodes),
+            "NPROC_PER_NODE": str(processes_per_node(acceptance.request)),
+            "MASTER_ADDR": part.master_addr,
+            "MASTER_PORT": str(part.master_port),
+        }
+        code = _run(command, environment)
+    if part.rank > 0:
+        if code != 0:
+            raise UserError(f"node {part.rank}: did not take part to the end (exit code {code})")
+        return None
+    return _outcome(acceptance, part, output / EVIDENCE, code)
+
+
+def _outcome(acceptance: Acceptance, part: NodePart, path: Path, code: int) -> Outcome:
+    try:
+        evidence = parse_evidence(read_bytes(path), str(path))
+    except (OSError, UserError) as error:
+        return unjudged(acceptance, f"node 0 ended with exit code {code}: {error}")
+    if evidence.submission != acceptance.submission:
+        return unjudged(acceptance, f"node 0 ended with exit code {code} and wrote no evidence")
+    variables = acceptance.request.cluster.environment.items()
+    expected = replace(
+        acceptance.expected,
+        environment={name: text for name, text in variables if name.startswith("NCCL_")},
+    )
+    return judge(evidence, expected)
+
+
+def _write(files: list[PlanFile], directory: Path) -> None:
+    for file in files:
+        path = directory / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.content, encoding="utf-8")
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run the program to its end; Ctrl-C ends it and its probes."""
+    # In a session of its own: Ctrl-C reaches it as SIGTERM, after which it stops its probes.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
