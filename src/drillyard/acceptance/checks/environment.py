@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Variables of the network (`NCCL_*` and the like) as a training run gets them on each node."""
-=======
-"""Variables of the network (`NCCL_*` and the like) as a training run would get them on each node."""
->>>>>>> acc-judge
 
 from __future__ import annotations
 
