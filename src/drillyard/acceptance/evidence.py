@@ -22,11 +22,13 @@ class _Part(BaseModel):
 
 
 class NodeIdentity(_Part):
-    """A node that joined. `name` is what people and the scheduler call it."""
+    """A node that joined. `name` is what people and the scheduler call it, `host` its host name,
+    `address` where the others reach it."""
 
     rank: NonNegativeInt
     name: str
     address: str = ""
+    host: str = ""
 
 
 class Observation(_Part):
@@ -53,7 +55,8 @@ class Observation(_Part):
 
 
 class AcceptanceEvidence(_Part):
-    """All observations of one job. `missing` are nodes that never joined."""
+    """All observations of one job. `missing` are nodes that never joined; `interrupted`: why the
+    job ended before its last step."""
 
     format: Literal[1] = 1
     level: Literal["quick", "standard", "full"]
@@ -63,6 +66,7 @@ class AcceptanceEvidence(_Part):
     processes_per_node: PositiveInt
     nodes: tuple[NodeIdentity, ...]
     missing: tuple[NonNegativeInt, ...] = ()
+    interrupted: str | None = None
     observations: tuple[Observation, ...]
 
     def name_of(self, rank: int) -> str:

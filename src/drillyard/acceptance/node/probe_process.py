@@ -20,6 +20,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 MOST_OUTPUT_BYTES = 8 << 20
 _SHOWN_CHARACTERS = 400
+_FOLLOW_SECONDS = 5.0
+_DEATH_SECONDS = 5.0
+"""A killed process that is still there waits for a device or a file system."""
 
 
 @dataclass
@@ -41,6 +44,7 @@ class ProbeProcesses:
     ) -> None:
         """Start one process per command, with `asked` on its standard input."""
         self._stopped: str | None = None
+        self._reaping = threading.Lock()
         self._files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in commands]
         self._processes = []
         for command, environment, (out, error) in zip(commands, environments, self._files):
@@ -59,31 +63,44 @@ class ProbeProcesses:
 
     def wait(self, seconds: float) -> list[Ended]:
         """What each printed. After `seconds` those that still run are killed. Where one fails, the
-        others get a few seconds to follow."""
+        others get a few seconds to follow. What a process has started ends with it."""
         deadline = time.monotonic() + seconds
-        while any(process.poll() is None for process in self._processes):
+        while running := [each for each in self._processes if _runs(each)]:
             if time.monotonic() > deadline:
                 self.stop(f"did not end within {seconds:.0f} s and was killed")
-            elif any(process.returncode for process in self._processes):
-                deadline = min(deadline, time.monotonic() + 5.0)
+                break
+            if len(running) < len(self._processes) and any(map(_failed, self._processes)):
+                deadline = min(deadline, time.monotonic() + _FOLLOW_SECONDS)
             time.sleep(0.02)
+        self._kill()
         return [
             self._ended(process, *files) for process, files in zip(self._processes, self._files)
         ]
 
     def stop(self, why: str) -> None:
-        """Kill what still runs."""
-        self._stopped = self._stopped or why
-        for process in self._processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
+        """Kill what still runs, with all that it has started."""
+        if any(map(_runs, self._processes)):
+            self._stopped = self._stopped or why
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill each process's session. Its number is not used again before the process is reaped,
+        which happens after that and once."""
+        with self._reaping:
+            for process in self._processes:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_DEATH_SECONDS)
 
     def _ended(self, process: subprocess.Popen[bytes], out: Any, error: Any) -> Ended:
         printed, complaints = _text(out), _text(error)
         code = process.returncode
+        if code is None:
+            why = "is stuck in the kernel: it did not end though it was killed"
+            return Ended(_object_in(printed), f"{self._stopped or 'ended'}, and {why}")
         if code != 0:
             why = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
             if self._stopped is not None and code == -signal.SIGKILL:
@@ -92,6 +109,27 @@ class ProbeProcesses:
             return Ended(_object_in(printed), f"{why}: {last[:_SHOWN_CHARACTERS]}" if last else why)
         values = _object_in(printed)
         return Ended(values, None if values is not None else "printed no JSON object")
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has not ended; it is not reaped."""
+    return process.returncode is None and _peek(process) is None
+
+
+def _failed(process: subprocess.Popen[bytes]) -> bool:
+    if process.returncode is not None:
+        return process.returncode != 0
+    ended = _peek(process)
+    return ended is not None and (ended.si_code != os.CLD_EXITED or ended.si_status != 0)
+
+
+def _peek(process: subprocess.Popen[bytes]) -> Any:
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # Another thread has reaped it.
+        process.wait()
+        return None
 
 
 def probe_command(name: str) -> list[str]:

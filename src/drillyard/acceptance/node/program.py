@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from .coordinator import FORMAT, Coordinator, write_evidence
-from .worker import NodePlace, join, python_with_torch, work
+from .members import Members
+from .mesh_server import MeshServer
+from .messages import listen, shared_secret
+from .probe_process import HERE
+from .worker import NodePlace, NotJoined, TorchPython, Worker, join
 
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
+_FINISH_SECONDS = 10.0
 
 
 def main(words: list[str] | None = None) -> int:
@@ -32,8 +37,26 @@ def main(words: list[str] | None = None) -> int:
     probe = verbs.add_parser("probe")
     probe.add_argument("name")
     options = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return run_node(options) if options.verb == "run" else run_probe(options.name)
+    if options.verb == "probe":
+        return run_probe(options.name)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
+    return run_node(options)
+
+
+class Ended(BaseException):
+    """A signal asks this node's program to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name} ended it")
+        self.exit_code = 128 + number
+
+
+def _end(number: int, _: object) -> None:
+    # A second signal must not end the end: evidence is written, probes are killed.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise Ended(number)
 
 
 def run_probe(name: str) -> int:
@@ -54,14 +77,26 @@ def run_node(options: argparse.Namespace) -> int:
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
     )
-    torch_python = python_with_torch([*options.python, sys.executable, "python3"])
-    if place.rank == 0:
-        listener = socket.create_server(("", place.master_port), backlog=1024)
-        threading.Thread(
-            target=_coordinate, args=(place, schedule, listener, options.run_directory), daemon=True
-        ).start()
+    evidence = options.run_directory / EVIDENCE
+    secret = shared_secret(HERE.parent.parent) if place.nodes > 1 else b""
+    job: NodeZero | None = None
+    why = "this node's program ended"
     try:
-        connection = join(place, float(schedule["join_seconds"]))
+        if place.rank == 0:
+            job = NodeZero(place, schedule, listen(place.master_port), secret, evidence)
+        server = MeshServer(place.rank)
+        torch_python = TorchPython([*options.python, sys.executable, "python3"], schedule["steps"])
+        connection = join(place, float(schedule["join_seconds"]), secret, server)
+        worker = Worker(place, schedule["steps"], connection, evidence.parent, torch_python)
+        code = worker.work()
+        # Node 0 directs the others also where it has left itself out.
+        return code if job is None else job.wait()
+    except Ended as error:
+        why = str(error)
+        return error.exit_code
+    except NotJoined as error:
+        print(f"error: node {place.rank} cannot take part: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(
             f"error: node {place.rank} cannot reach node 0 at"
@@ -69,30 +104,91 @@ def run_node(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    return work(place, connection, torch_python)
-
-
-def _coordinate(
-    place: NodePlace, schedule: dict[str, Any], listener: socket.socket, run_directory: Path
-) -> None:
-    began = time.time()
-    code, coordinator = 1, Coordinator(place.nodes, place.processes, listener)
-    try:
-        missing = coordinator.wait_for_nodes(float(schedule["join_seconds"]))
-        coordinator.run(schedule["steps"], lambda text: print(f"check: {text}", flush=True))
-        identities = [coordinator.identities[rank] for rank in sorted(coordinator.identities)]
-        evidence = {
-            "format": FORMAT,
-            "level": schedule["level"],
-            "started_at": began,
-            "ended_at": time.time(),
-            "expected_nodes": place.nodes,
-            "processes_per_node": place.processes,
-            "nodes": identities,
-            "missing": missing,
-            "observations": coordinator.observations,
-        }
-        write_evidence(run_directory / EVIDENCE, evidence)
-        code = 0
     finally:
-        coordinator.end(code)
+        if job is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            job.finish(why)
+
+
+class NodeZero:
+    """What node 0 does beside its own work: it runs the schedule in a thread, and writes what was
+    observed after each step and at the end, also an early one."""
+
+    def __init__(
+        self,
+        place: NodePlace,
+        schedule: dict[str, Any],
+        listener: socket.socket,
+        secret: bytes,
+        evidence: Path,
+    ) -> None:
+        self._schedule, self._evidence, self._began = schedule, evidence, time.time()
+        self._place, self._missing = place, list[int]()
+        self._members = Members(place.nodes, listener, secret)
+        self._coordinator = Coordinator(self._members, place.processes, schedule["steps"])
+        self._code = 1
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> int:
+        """Wait for the last step; returns the exit code."""
+        self._thread.join()
+        return self._code
+
+    def finish(self, why: str) -> None:
+        """Wait for the thread; a job that still runs ends early, for the reason given."""
+        if self._thread.is_alive():
+            self._coordinator.interrupt(_reason_of_launcher() or why)
+        self._thread.join(_FINISH_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._missing = self._members.wait(float(self._schedule["join_seconds"]))
+            self._coordinator.run(
+                lambda text: print(f"check: {text}", flush=True), lambda: self._write(None)
+            )
+            ended = self._coordinator.interrupted
+            self._code = 0 if self._write(ended) and ended is None else 1
+        finally:
+            self._members.end(self._code)
+
+    def _write(self, interrupted: str | None) -> bool:
+        """Write the document; returns whether that worked."""
+        members = self._members
+        fields = ("rank", "name", "address", "host")
+        document = {
+            "format": FORMAT,
+            "level": self._schedule["level"],
+            "started_at": self._began,
+            "ended_at": time.time(),
+            "expected_nodes": self._place.nodes,
+            "processes_per_node": self._place.processes,
+            "nodes": [
+                {key: members.identities[rank][key] for key in fields}
+                for rank in sorted(members.identities)
+            ],
+            "missing": self._missing,
+            "interrupted": interrupted,
+            "observations": self._coordinator.observations,
+        }
+        try:
+            write_evidence(self._evidence, document)
+        except OSError as error:
+            print(f"error: {self._evidence}: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+
+def _reason_of_launcher() -> str | None:
+    """Why the launcher ends this command, where it is for another node's failure: it says so beside
+    the exit record before its signal."""
+    record = os.environ.get("DRILLYARD_EXIT_RECORD")
+    if not record:
+        return None
+    try:
+        with open(f"{record}.stop", "rb") as file:
+            said = json.loads(file.read(1 << 16))
+        return str(said["reason"])[:1000]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

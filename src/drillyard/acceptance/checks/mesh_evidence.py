@@ -1,0 +1,105 @@
+"""What nodes found of each other, taken from observations: shared by the checks between nodes.
+
+Observations are data from elsewhere: what has not the form that a probe gives it is left out, and
+the check that misses it is incomplete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.results import CheckResult, Status
+
+
+def number(value: object) -> float | None:
+    """`value` as a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < float("inf") else None
+
+
+def member(value: object, *keys: str) -> Any:
+    """The value under nested keys; None where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def network_of(evidence: AcceptanceEvidence, measure: str) -> dict[int, dict[int, Any]]:
+    """What each node found of each of its peers in `measure` ("clock", "mtu", ...) of the first
+    network step, by rank and rank of the peer."""
+    found: dict[int, dict[int, Any]] = {}
+    for seen in network_steps(evidence)[:1]:
+        for rank, values in seen.items():
+            found[rank] = {
+                peer["node"]: peer.get(measure)
+                for peer in values.get("peers") or []
+                if isinstance(peer, dict) and isinstance(peer.get("node"), int)
+            }
+    return found
+
+
+def network_steps(evidence: AcceptanceEvidence) -> list[dict[int, dict[str, Any]]]:
+    """The values of each node in each network step, in order."""
+    steps: list[dict[int, dict[str, Any]]] = []
+    for seen in evidence.of("network"):
+        if len(seen.nodes) != 1:
+            continue
+        (rank,) = seen.nodes
+        if not steps or rank in steps[-1]:
+            steps.append({})
+        steps[-1][rank] = seen.values if isinstance(seen.values, dict) else {}
+    return steps
+
+
+def unanswered(
+    evidence: AcceptanceEvidence, check: str, metric: str, probe: str
+) -> Iterator[CheckResult]:
+    """An incomplete result for each observation of a probe without values. A silent node has a
+    result of its own (`connection`), so here it is none."""
+    for seen in evidence.of(probe):
+        if seen.values is None and not seen.silent:
+            yield incomplete(evidence, check, metric, seen, seen.error or "nothing was observed")
+
+
+def incomplete(
+    evidence: AcceptanceEvidence, check: str, metric: str, seen: Observation, why: str
+) -> CheckResult:
+    """A result without figure."""
+    names = " and ".join(map(evidence.name_of, seen.nodes[:2]))
+    return CheckResult(
+        check=check,
+        metric=metric,
+        nodes=seen.nodes,
+        status=Status.incomplete,
+        reason=f"{names}: {why}",
+    )
+
+
+def not_between_nodes(
+    evidence: AcceptanceEvidence, check: str, metric: str, probe: str
+) -> CheckResult | None:
+    """The result where there is nothing between nodes: one node, or no observation at all."""
+    if evidence.expected_nodes == 1:
+        status, reason = Status.skipped, "the job has one node"
+    elif not evidence.of(probe):
+        status, reason = Status.incomplete, f"no node ran the probe {probe}"
+    elif len(evidence.nodes) < 2:
+        status, reason = Status.incomplete, "one node alone joined the job"
+    else:
+        return None
+    ranks = tuple(node.rank for node in evidence.nodes)
+    return CheckResult(check=check, metric=metric, nodes=ranks, status=status, reason=reason)
+
+
+def undirected(a: int, b: int) -> tuple[int, int]:
+    """A pair without direction."""
+    return (min(a, b), max(a, b))
+
+
+def listed(evidence: AcceptanceEvidence, ranks: Iterator[int] | list[int] | tuple[int, ...]) -> str:
+    """Names of nodes, the first few of many."""
+    names = [evidence.name_of(rank) for rank in ranks]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,85 @@
+"""TCP bandwidth to another node and back, counted where the data arrive: what a sender hands over
+may still be in its buffers.
+
+One process sends by a few connections at a time. Its figure is the best fifth of a second: other
+work on the hosts makes the rest slower, never faster.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .mesh_server import WINDOW_SECONDS, read_line, received, send_for
+
+_CONNECT_SECONDS = 5.0
+_TOLD_BYTES = 1 << 16
+
+
+def probe(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Both directions, one after the other, in GB/s: `forward` to the only one of `peers`,
+    `backward` from it. `seconds` each, by `streams` connections."""
+    (peer,) = arguments["peers"]
+    seconds, streams = float(arguments.get("seconds", 1.0)), int(arguments.get("streams", 4))
+    forward = _best(_all(streams, lambda: _forward(peer, seconds)))
+    backward = _best(_all(streams, lambda: _backward(peer, seconds)))
+    return {
+        "peer": peer["rank"],
+        "forward_gb_per_s": forward,
+        "backward_gb_per_s": backward,
+        "slower_gb_per_s": min(forward, backward),
+    }
+
+
+def _connect(peer: dict[str, Any], asked: dict[str, Any]) -> socket.socket:
+    connected = socket.create_connection(
+        (peer["address"], peer["mesh_port"]), timeout=_CONNECT_SECONDS
+    )
+    read_line(connected)
+    connected.sendall(json.dumps(asked).encode() + b"\n")
+    return connected
+
+
+def _forward(peer: dict[str, Any], seconds: float) -> list[int]:
+    with _connect(peer, {"receive": seconds}) as connected:
+        # The other side counts from the first byte that arrives, so it ends later.
+        send_for(connected, seconds + _CONNECT_SECONDS)
+        connected.settimeout(_CONNECT_SECONDS)
+        counts = json.loads(connected.makefile("rb").readline(_TOLD_BYTES))["bytes"]
+    return [int(each) for each in counts]
+
+
+def _backward(peer: dict[str, Any], seconds: float) -> list[int]:
+    with _connect(peer, {"send": seconds + 0.5}) as connected:
+        return received(connected, seconds)
+
+
+def _all(streams: int, carry: Callable[[], list[int]]) -> list[list[int]]:
+    """The counts of every connection. Raises the first error of one."""
+    counts: list[list[int]] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            counts.append(carry())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return counts
+
+
+def _best(counts: list[list[int]]) -> float:
+    """The two windows in a row that carried most. The first is left out: buffers fill in it."""
+    sums = [sum(windows) for windows in zip(*counts)][1:]
+    pairs = [sums[at] + sums[at + 1] for at in range(len(sums) - 1)] or [0]
+    return float(max(pairs) / (2 * WINDOW_SECONDS) / 1e9)
