@@ -76,8 +76,13 @@ class BusBandwidth:
     row: Bandwidth
 
 
+_AS_FAST_AS_A_LINK = ("broadcast", "reduce", "sendrecv", "hypercube")
+
+
 def bus_factor(collective: str, ranks: int) -> float:
     """busbw over algbw for `ranks` ranks, by the definitions of nccl-tests (doc/PERFORMANCE.md)."""
+    if collective in _AS_FAST_AS_A_LINK:
+        return 1.0
     return 2 * (ranks - 1) / ranks if collective == "all_reduce" else (ranks - 1) / ranks
 
 
