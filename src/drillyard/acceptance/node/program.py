@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .coordinator import FORMAT, Coordinator, write_evidence
-from .members import Members
+from .members import JobMembers
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
@@ -47,7 +47,7 @@ def main(words: list[str] | None = None) -> int:
     return run_node(options)
 
 
-class Ended(BaseException):
+class EndedBySignal(BaseException):
     """A signal asks this node's program to end."""
 
     def __init__(self, number: int) -> None:
@@ -59,7 +59,7 @@ def _end(number: int, _: object) -> None:
     # A second signal must not end the end: evidence is written, probes are killed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise Ended(number)
+    raise EndedBySignal(number)
 
 
 def run_probe(name: str) -> int:
@@ -101,7 +101,7 @@ def run_node(options: argparse.Namespace) -> int:
         code = worker.work()
         # Node 0 directs the others also where it has left itself out.
         return code if job is None else job.wait()
-    except Ended as error:
+    except EndedBySignal as error:
         why = str(error)
         return error.exit_code
     except NotJoined as error:
@@ -135,7 +135,7 @@ class NodeZero:
     ) -> None:
         self._schedule, self._evidence, self._began = schedule, evidence, time.time()
         self._place, self._missing = place, list[int]()
-        self._members = Members(place.nodes, listener, secret)
+        self._members = JobMembers(place.nodes, listener, secret)
         self._coordinator = Coordinator(self._members, place.processes, schedule["steps"])
         self._code = 1
         self._thread = threading.Thread(target=self._run, daemon=True)
