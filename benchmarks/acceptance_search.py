@@ -5,8 +5,8 @@ blames.
 
 A cluster has 4 to 64 nodes in racks of 4 to 16 or in one, and one kind of fault: bad nodes (0 to 6,
 at 20 to 80 % of the speed), bad links, a rack that is badly joined to the others, or results that
-are bad by chance (2 % of them). Every result has 5 % of noise. The pair of two nodes is as fast as
-the slower of them and the way between them.
+are bad by chance (2 % of them). Every result has noise: a standard deviation of 5 %, or of --noise.
+A pair is as fast as the slower of its nodes and the way between them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Cluster:
     slow_links: Mapping[frozenset[int], float] = field(default_factory=dict)
     slow_racks: Mapping[str, float] = field(default_factory=dict)
     by_chance: float = 0.0
+    noise: float = NOISE
 
     @classmethod
-    def drawn(cls, seed: int) -> Cluster:
+    def drawn(cls, seed: int, noise: float = NOISE) -> Cluster:
         """The cluster of a seed."""
         draw = random.Random(seed)
         kind = KINDS[seed % len(KINDS)]
@@ -64,7 +65,7 @@ class Cluster:
         if kind == "rack":
             slow_racks = {draw.choice(sorted(set(racks.values()))): draw.uniform(0.2, 0.8)}
         chance = BY_CHANCE if "chance" in kind else 0.0
-        return cls(seed, kind, nodes, racks, slow_nodes, slow_links, slow_racks, chance)
+        return cls(seed, kind, nodes, racks, slow_nodes, slow_links, slow_racks, chance, noise)
 
     def measured(self, one: int, other: int, draw: random.Random) -> float:
         """Speed of a pair."""
@@ -75,7 +76,7 @@ class Cluster:
             speeds += [self.slow_racks.get(rack, 1.0) for rack in (here, there)]
         if draw.random() < self.by_chance:
             speeds.append(draw.uniform(0.2, 0.85))
-        return 100 * min(speeds) * max(0.5, draw.gauss(1.0, NOISE))
+        return 100 * min(speeds) * max(0.5, draw.gauss(1.0, self.noise))
 
 
 Concluding = Callable[[Sequence[int], Mapping[str, str], Sequence[PairResult]], list[Conclusion]]
@@ -89,7 +90,8 @@ class Trial:
     rounds: int
     blamed: frozenset[object]
     bad: frozenset[object]
-    open: int
+    named: frozenset[object]
+    """Those that are named, and not proven."""
 
     @property
     def wrongly(self) -> frozenset[object]:
@@ -111,16 +113,15 @@ def searched(cluster: Cluster, *, relative: bool = False, by: Concluding = concl
             results.append(PairResult((one, other), value, passed, rounds))
         rounds += 1
     blamed: set[object] = set()
-    left_open = 0
+    named: set[object] = set()
     for each in by(nodes, cluster.racks, results):
-        if not each.proven:
-            left_open += 1
-        elif each.kind == "node":
-            blamed |= set(each.nodes)
+        these = blamed if each.proven else named
+        if each.kind == "node":
+            these |= set(each.nodes)
         elif each.kind == "link":
-            blamed.add(frozenset(each.nodes))
-        else:
-            blamed.add(each.racks)
+            these.add(frozenset(each.nodes))
+        elif each.kind == "rack" or each.proven:
+            these.add(each.racks)
     measured = {frozenset(each.pair) for each in results}
     bad: set[object] = {*cluster.slow_nodes, *(measured & cluster.slow_links.keys())}
     several = sorted(set(cluster.racks.values()))
@@ -128,7 +129,7 @@ def searched(cluster: Cluster, *, relative: bool = False, by: Concluding = concl
         bad.add(tuple(several))
     elif len(several) > 2:
         bad |= {(rack,) for rack in cluster.slow_racks}
-    return Trial(cluster, rounds, frozenset(blamed), frozenset(bad), left_open)
+    return Trial(cluster, rounds, frozenset(blamed), frozenset(bad), frozenset(named))
 
 
 def after_one_bad_pair(
@@ -142,8 +143,9 @@ def after_one_bad_pair(
 def table(trials: Sequence[Trial]) -> str:
     """Markdown: by kind of cluster, what was found."""
     lines = [
-        "| kind | clusters | bad | found | recall | wrongly blamed | left open | most rounds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kind | clusters | bad | proven | recall | wrongly blamed | bad, not proven"
+        " | healthy, suspected | most rounds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     by_kind: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -152,11 +154,13 @@ def table(trials: Sequence[Trial]) -> str:
         bad = sum(len(each.bad) for each in these)
         found = sum(len(each.bad & each.blamed) for each in these)
         wrongly = sum(len(each.wrongly) for each in these)
-        left = sum(each.open for each in these)
+        left = sum(len(each.bad & each.named) for each in these)
+        suspected = sum(len(each.named - each.bad) for each in these)
         rounds = max(each.rounds for each in these)
         recall = f"{found / bad:.1%}" if bad else ""
         lines.append(
-            f"| {kind} | {len(these)} | {bad} | {found} | {recall} | {wrongly} | {left} | {rounds} |"
+            f"| {kind} | {len(these)} | {bad} | {found} | {recall} | {wrongly} | {left}"
+            f" | {suspected} | {rounds} |"
         )
     return "\n".join(lines)
 
@@ -167,9 +171,12 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=10_000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--relative", action="store_true", help="without a threshold")
+    parser.add_argument("--noise", type=float, default=NOISE)
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.clusters)
-    trials = [searched(Cluster.drawn(seed), relative=options.relative) for seed in seeds]
+    trials = [
+        searched(Cluster.drawn(seed, options.noise), relative=options.relative) for seed in seeds
+    ]
     print(table(trials))
     for trial in trials:
         if trial.wrongly:

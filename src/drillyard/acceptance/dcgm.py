@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from drillyard.acceptance.evidence import Observation
 from drillyard.acceptance.nvidia_smi import MOST_CHARACTERS, NotThisOutput
 
 _ROOTS = {"DCGM GPU Diagnostic": 3, "DCGM Diagnostic": 4}
@@ -149,12 +150,22 @@ def parse_dcgm(text: str) -> DcgmReport:
     return DcgmReport(version, results)
 
 
+def recognise(text: str) -> Observation | None:
+    """What looks like the JSON of `dcgmi diag -j`, whole or not, as an observation of one node;
+    None: it is something else."""
+    if not any(f'"{root}"' in text for root in _ROOTS) and '"test_categories"' not in text:
+        return None
+    answer = {"argv": ["dcgmi"], "code": 0, "text": text, "error": None, "installed": True}
+    values = {"tools": {"diagnostic": answer}}
+    return Observation(probe="dcgm", scope="node", nodes=(0,), values=values)
+
+
 def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:
     metadata = document.get("metadata")
     for place in (metadata if isinstance(metadata, dict) else {}, body):
         for key in ("version", "DCGM Version", "dcgm_version"):
             if (found := place.get(key)) is not None:
-                if not re.match(r"\d+\.\d", str(found)):
+                if not re.match(r"[0-9]{1,6}\.[0-9]", str(found)):
                     raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', which is not known")
                 return str(found)
     return None

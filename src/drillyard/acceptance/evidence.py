@@ -29,6 +29,8 @@ class NodeIdentity(_Part):
     name: str
     address: str = ""
     host: str = ""
+    rack: str = ""
+    """What the scheduler says of its place; empty where it says nothing."""
 
 
 class Observation(_Part):
@@ -56,9 +58,11 @@ class Observation(_Part):
 
 class AcceptanceEvidence(_Part):
     """All observations of one job. `missing` are nodes that never joined; `interrupted`: why the
-    job ended before its last step."""
+    job ended before its last step. `recorded`: it was read from files, and only what they hold is
+    judged."""
 
     format: Literal[1] = 1
+    recorded: bool = False
     level: Literal["quick", "standard", "full"]
     submission: str = ""
     """Of the job that wrote it: an earlier one's file is not taken for this one's."""
@@ -79,6 +83,11 @@ class AcceptanceEvidence(_Part):
             return self.hosts[rank]
         found = next((node.name for node in self.nodes if node.rank == rank), None)
         return found or f"node {rank}"
+
+    @property
+    def racks(self) -> dict[str, str]:
+        """Racks by rank, as the search takes them."""
+        return {str(node.rank): node.rack for node in self.nodes if node.rack}
 
     def of(self, probe: str) -> list[Observation]:
         """The observations of a probe, in order."""

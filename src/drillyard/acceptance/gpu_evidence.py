@@ -4,7 +4,7 @@ where the value that the check needs was read of every GPU."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drillyard.acceptance.check import Check, Expected
@@ -37,6 +37,12 @@ class NodeGpus:
     installed: bool = True
     tools: Mapping[str, Any] = field(default_factory=dict)
     device_files: int | None = None
+    recorded: bool = False
+    """From files that somebody chose: what they lack was not asked for."""
+
+    def lacks(self, tool: str) -> bool:
+        """Whether no file was given with what a tool prints."""
+        return self.recorded and tool not in self.tools
 
     def text_of(self, tool: str) -> str:
         """What a tool printed. Raises NotThisOutput where that is not all of it."""
@@ -64,15 +70,24 @@ GpuJudge = Callable[[Gpu, NodeGpus], GpuFinding | None]
 
 def gpus_of(evidence: AcceptanceEvidence) -> Iterator[NodeGpus]:
     """The GPUs of every node that joined."""
+    recorded = is_recorded(evidence)
+    # Of recorded evidence each tool's output is a file, and an observation, of its own.
+    tools: dict[int, dict[str, Any]] = {}
+    for each in evidence.of(PROBE):
+        found = (each.values or {}).get("tools")
+        if isinstance(found, Mapping):
+            for rank in each.nodes:
+                tools.setdefault(rank, {}).update(found)
     for rank, seen in node_observations(evidence, PROBE):
-        yield _node_gpus(rank, evidence.name_of(rank), seen)
+        node = _node_gpus(rank, evidence.name_of(rank), seen, tools.get(rank, {}))
+        yield replace(node, recorded=recorded)
 
 
-def _node_gpus(rank: int, name: str, seen: Observation | None) -> NodeGpus:
+def _node_gpus(
+    rank: int, name: str, seen: Observation | None, tools: Mapping[str, Any]
+) -> NodeGpus:
     if seen is None or seen.values is None:
         return NodeGpus(rank, name, None, why_not_observed(seen, PROBE))
-    tools = seen.values.get("tools")
-    tools = tools if isinstance(tools, Mapping) else {}
     files = seen.values.get("device_files")
     answer = tools.get("query")
     if not isinstance(answer, Mapping):
@@ -131,9 +146,7 @@ def _judge_node(
         gpu for gpu in table.gpus if not all(any(k in gpu for k in some) for some in alternatives)
     ]
     if table.is_part and len(missing) == len(table.gpus):
-        yield node_result(
-            check, node.rank, Status.skipped, f"{node.name}: its file does not show this"
-        )
+        yield not_in_file(check, node)
         return
     findings = [(gpu, unread(gpu, alternatives) or judge(gpu, node)) for gpu in table.gpus]
     told = [(gpu, each) for gpu, each in findings if each and each.status is not Status.skipped]
@@ -185,10 +198,17 @@ def unreadable(gpu: Gpu, key: str) -> GpuFinding:
     return GpuFinding(Status.incomplete, f"has {key} '{text[:40]}', which cannot be judged", text)
 
 
+def not_in_file(check: Check, node: NodeGpus) -> CheckResult:
+    """The result of a node whose files do not show what the check needs."""
+    return node_result(check, node.rank, Status.skipped, f"{node.name}: its files do not show this")
+
+
 def without_gpus(check: Check, node: NodeGpus, expected: Expected) -> CheckResult | None:
     """The result of a node without a usable table; None: it has one."""
     if node.table is not None and node.table.gpus:
         return None
+    if node.lacks("query"):
+        return not_in_file(check, node)
     if not node.installed and not has_gpus(expected):
         why = f"{node.name}: nvidia-smi is not installed, and the cluster config names no GPUs"
         return node_result(check, node.rank, Status.skipped, why)

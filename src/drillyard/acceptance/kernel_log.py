@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from drillyard.acceptance.evidence import Observation
 from drillyard.acceptance.nvidia_smi import short_bus_id
 
 HOST_FAULT_SECONDS = 24 * 3600.0
@@ -19,9 +20,9 @@ MOST_LINK_FLAPS = 5
 """Losses of carrier in that time from which a link counts as unstable; fewer are a cable that was
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
-_STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d+(?:\.\d+)?)\]\s*(?:\S+ kernel: )?(.*)")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)\b,?\s*(.*)")
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)\b,?\s*(.*)")
+_STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def _rule(name: str, pattern: str, meaning: str, action: str, fault: bool = True
 
 
 _DISK = "drain the node; have the disk checked"
+_HARDWARE = r"(?!loop|nbd|zram|sr\d|fd\d)"
+"""Before a device's name: not a file or a network that poses as a disk."""
 HOST_RULES: tuple[HostRule, ...] = (
     _rule(
         "soft-lockup",
@@ -72,13 +75,13 @@ HOST_RULES: tuple[HostRule, ...] = (
         "a task waits for a disk or a file system that does not answer",
         "look at the task's file system; restart the node",
     ),
-    _rule("io-error", r"I/O error, dev \S+|Buffer I/O error on dev", "a disk fails", _DISK),
+    _rule("io-error", rf"I/O error,? (?:on )?dev {_HARDWARE}\w+", "a disk fails", _DISK),
     _rule(
         "nvme-timeout", r"nvme\S*: I/O .*timeout, (?:reset|aborting|disable)", "a disk hangs", _DISK
     ),
     _rule(
         "read-only",
-        r"Remounting filesystem read-only|remounted? .*read-?only",
+        rf"\({_HARDWARE}[\w-]+\).*(?:Remounting filesystem read-only|Shutting down filesystem)",
         "a file system had errors and became read-only",
         "drain the node; check the file system",
     ),
@@ -176,6 +179,24 @@ def host_events(
         enough = MOST_LINK_FLAPS if rule.name == "link-flap" else 1
         counts = rule.fault and len(recent) >= enough
         yield rule, recent if counts else matching, counts
+
+
+def recognise(text: str) -> Observation | None:
+    """The kernel log in a text, as dmesg or journalctl print it; None: it is something else."""
+    lines = text.splitlines()
+    stamped = [line for line in lines[:200] if _STAMP.fullmatch(line)]
+    if not stamped or 2 * len(stamped) < len(lines[:200]):
+        return None
+    parsed = parsed_lines(lines)
+    first = next((line.second for line in parsed if line.second is not None), None)
+    log = {
+        "source": "the file",
+        "lines": lines,
+        "total_lines": len(lines),
+        "first_second": first,
+        "uptime": max((line.second or 0.0 for line in parsed), default=None),
+    }
+    return Observation(probe="kernel_log", scope="node", nodes=(0,), values=log)
 
 
 def _answered_later(line: KernelLine, after: list[KernelLine]) -> bool:

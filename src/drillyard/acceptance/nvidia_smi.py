@@ -13,8 +13,10 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from xml.etree import ElementTree
 
+from drillyard.acceptance.evidence import Observation
 from drillyard.acceptance.nvidia_smi_fields import FIELDS
 
 MOST_CHARACTERS = 8 << 20
@@ -28,7 +30,7 @@ _NOT_TOLD = re.compile(
 )
 _LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
-_LISTED = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
+_LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
 
@@ -108,8 +110,10 @@ def short_bus_id(text: str) -> str:
     return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}".lower()
 
 
+@lru_cache(maxsize=4096)
 def parse_gpus(text: str) -> GpuTable:
-    """The table of GPUs in any of the forms. Raises NotThisOutput."""
+    """The table of GPUs in any of the forms; kept, as every check asks for it. Raises
+    NotThisOutput."""
     if len(text) > MOST_CHARACTERS:
         raise NotThisOutput(f"is longer than {MOST_CHARACTERS >> 20} MiB")
     if not text.strip():
@@ -213,7 +217,7 @@ def parse_text(text: str) -> GpuTable:
             for each in listed
         )
         # "Processes : None", or entries below it.
-        shown = bool(listed) or "Processes" in values
+        shown = bool(listed) or values.get("Processes") == "None"
         parsed.append(Gpu(at, texts, processes if shown else None))
     whole = any("name" in gpu for gpu in parsed)
     if whole and not all(gpu.processes is not None for gpu in parsed):
@@ -262,16 +266,53 @@ def parse_list(text: str) -> GpuTable:
     return GpuTable("list", tuple(gpus), True)
 
 
+def recognise(text: str) -> Observation | None:
+    """What looks like an output of nvidia-smi, whole or not, as an observation of one node; None:
+    it is something else."""
+    tool = _tool_of(text)
+    if tool is None:
+        return None
+    answer = {"argv": ["nvidia-smi"], "code": 0, "text": text, "error": None, "installed": True}
+    return Observation(
+        probe="accelerators", scope="node", nodes=(0,), values={"tools": {tool: answer}}
+    )
+
+
+def _tool_of(text: str) -> str | None:
+    start = text.lstrip()
+    if "<nvidia_smi_log" in text or _TEXT_HEADER.search(text):
+        return "query"
+    if re.search(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", text, re.MULTILINE):
+        return "links"
+    if re.search(r"^\s+Link \d+: .*Errors: ", text, re.MULTILINE):
+        return "link_errors"
+    if re.match(r"GPU \d+: .* \(UUID: ", start):
+        return "query"
+    if re.match(r"(?:\x1b\[\S*m)?\s*GPU0\s", start) and "CPU Affinity" in text:
+        return "topology"
+    names = {name for each in FIELDS for name in each.csv}
+    columns = [
+        re.sub(r"\s*\[[^\]]*\]$", "", each.strip()) for each in start.split("\n")[0].split(",")
+    ]
+    return (
+        "query"
+        if len(columns) > 1 and 2 * sum(c in names for c in columns) > len(columns)
+        else None
+    )
+
+
 def parse_links(text: str) -> dict[int, list[float | None]]:
     """`nvidia-smi nvlink -s`: by GPU the GB/s of each link, None of an inactive one. Raises
     NotThisOutput."""
     links: dict[int, list[float | None]] = {}
     gpu: int | None = None
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
             links[gpu] = []
-        elif found := re.fullmatch(r"\s+Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<?inactive>?)", line):
+        elif found := re.fullmatch(
+            r"\s+Link (\d{1,4}): (?:(\d{1,9}(?:\.\d+)?) GB/s|<?inactive>?)", line
+        ):
             if gpu is None or int(found[1]) != len(links[gpu]):
                 raise NotThisOutput(f"has '{line.strip()}' out of order")
             links[gpu].append(float(found[2]) if found[2] else None)
@@ -286,10 +327,12 @@ def parse_link_errors(text: str) -> Iterator[tuple[int, int, str, int]]:
     """`nvidia-smi nvlink -e`: GPU, link, kind of error and count, of those that are not zero."""
     gpu = -1
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
         elif (
-            found := re.fullmatch(r"\s+Link (\d+): ([A-Za-z -]+?)(?: Errors)?: (\d+)", line)
+            found := re.fullmatch(
+                r"\s+Link (\d{1,4}): ([A-Za-z -]+?)(?: Errors)?: (\d{1,18})", line
+            )
         ) and int(found[3]):
             yield gpu, int(found[1]), found[2].strip(), int(found[3])
 
@@ -342,7 +385,7 @@ def _sum(parts: list[str]) -> str:
 
 
 def _require_count(declared: str | None, found: int) -> None:
-    if declared is None or not declared.strip().isdigit():
+    if declared is None or not re.fullmatch(r"\s*[0-9]{1,6}\s*", declared):
         raise NotThisOutput("does not say how many GPUs are attached")
     if int(declared) != found:
         raise NotThisOutput(f"says that {declared.strip()} GPUs are attached, and has {found}")
@@ -359,4 +402,5 @@ def _is_of(kind: str, cell: str) -> bool:
         return bool(short_bus_id(cell))
     if kind == "uuid":
         return cell.startswith(("GPU-", "MIG-"))
-    return bool(re.search(r"[A-Za-z]", cell)) or kind == "version"
+    words = bool(re.search(r"[A-Za-z]", cell)) and not _NUMBER.fullmatch(cell)
+    return words or kind == "version"

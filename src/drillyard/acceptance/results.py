@@ -64,6 +64,8 @@ class CheckResult:
     required: bool = True
     series: tuple[tuple[float, float], ...] = ()
     """(bytes, GB/s): the curve of which `observed` is one point."""
+    reference_series: tuple[tuple[float, float], ...] = ()
+    """The same curve as it was measured elsewhere."""
 
 
 def verdict_of(results: Iterable[CheckResult]) -> Status:

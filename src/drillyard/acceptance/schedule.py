@@ -16,6 +16,25 @@ _STORAGE_BYTES = {Level.standard: 1 << 30, Level.full: 8 << 30}
 _QUICK_ROUNDS = 7
 """Of TCP bandwidth, about 1.3 s each: all pairs of 8 nodes."""
 
+DCGM_RUNS = {Level.quick: (1, 60.0), Level.standard: (2, 720.0), Level.full: (3, 3600.0)}
+"""DCGM's level, and its longest time in seconds: 2.5 to 10.5 min for level 2, 10 min and more for
+3, where published runs say so."""
+
+
+def host_steps(level: Level) -> list[dict[str, Any]]:
+    """Steps that look at each node by itself, without PyTorch. Tools have their own limits, below
+    those of the steps."""
+    steps: list[dict[str, Any]] = [
+        {"probe": probe, "scope": "node", "seconds": 30}
+        for probe in ("host", "accelerators", "kernel_log", "network_interfaces", "software")
+    ]
+    run, seconds = DCGM_RUNS[level]
+    arguments = {"run": run, "seconds": seconds}
+    steps.append(
+        {"probe": "dcgm", "scope": "node", "seconds": seconds + 10, "arguments": arguments}
+    )
+    return steps
+
 
 def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
     """The schedule as node 0 reads it.
@@ -27,7 +46,7 @@ def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
     only ranks), `rounds` (scope mesh: the most partners), `disjoint` (scope mesh: a node is in one
     pair at a time).
     """
-    steps: list[dict[str, Any]] = [{"probe": "host", "scope": "node", "seconds": 30}]
+    steps = host_steps(level)
     if nodes > 1:
         steps += _between_nodes(level, expected)
     steps += torch_steps(level, expected, nodes)

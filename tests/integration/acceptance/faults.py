@@ -7,14 +7,13 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.acceptance.places import wrap_python
+from tests.integration.acceptance.places import Accepted, wrap_python
 from tests.integration.launch.sshd_hosts import SshHost, SshHosts
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -235,5 +234,19 @@ FAULTS = (
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
-if __name__ == "__main__":
-    sys.exit("see benchmarks/acceptance_faults.py")
+
+def judged(fault: Fault, node: str, found: Accepted) -> list[str]:
+    """What is wrong with what was found of a fault of `node`; empty: nothing."""
+    problems = []
+    if found.code == 0:
+        problems.append("it was not found")
+    elif found.failed[:1] and found.failed[0] not in fault.causes:
+        problems.append(f"{found.failed[0]} comes first")
+    if others := [each for each in found.culprits if each != node]:
+        problems.append(f"{', '.join(others)} is blamed")
+    if fault.names_node and found.code != 0 and node not in found.culprits:
+        problems.append(f"{node} is not blamed")
+    known = {*fault.causes, *fault.follow}
+    if "*" not in known and (more := [each for each in found.failed if each not in known]):
+        problems.append(f"also failed: {', '.join(more)}")
+    return problems

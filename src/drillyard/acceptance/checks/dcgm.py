@@ -107,6 +107,9 @@ def _status(result: DcgmResult) -> Status:
         return Status.fail
     if severity is DcgmSeverity.UNKNOWN or result.status not in ("pass", "warn", "skip"):
         return Status.incomplete
+    if result.status == "pass" and any(each.severity is None for each in result.warnings):
+        # It passed, and warns all the same: of what, the document does not say.
+        return Status.incomplete
     return {"pass": Status.passed, "warn": Status.warn, "skip": Status.skipped}[result.status]
 
 

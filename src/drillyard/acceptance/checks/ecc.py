@@ -22,8 +22,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result per GPU with errors, else one per node."""
 
     def judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-        counters = [key for key in _VOLATILE if gpu.is_told(key)]
-        if not counters:
+        if not any(gpu.is_told(key) for key in _VOLATILE):
             mode = gpu.texts.get("ecc.mode", "N/A")
             reason = f"has no counters of memory errors (ECC mode: {mode})"
             status = Status.incomplete if has_gpus(expected) else Status.skipped
@@ -31,7 +30,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             return GpuFinding(
                 status, reason, mode, {"action": action} if has_gpus(expected) else {}
             )
-        for key in counters:
+        for key in (key for key in _VOLATILE if key in gpu):
             count = gpu.number(key)
             if count is None:
                 return unreadable(gpu, key)
@@ -53,8 +52,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             return unreadable(gpu, "ecc.aggregate.sram")
         return GpuFinding(Status.passed, "")
 
-    healthy = "no uncorrected memory error"
-    return judge_gpus(CHECK, evidence, expected, judge_gpu, healthy, ("|".join(_VOLATILE),))
+    # Before Ampere the driver counts all memories of a GPU together.
+    keys = tuple(f"ecc.volatile.{kind}|ecc.volatile.total" for kind in ("sram", "dram"))
+    return judge_gpus(CHECK, evidence, expected, judge_gpu, "no uncorrected memory error", keys)
 
 
 CHECK = Check(

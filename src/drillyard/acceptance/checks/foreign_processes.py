@@ -20,7 +20,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-    foreign = [each for each in gpu.processes or () if "C" in each.kind]
+    foreign = [each for each in gpu.processes or () if each.kind != "G"]
     if foreign:
         shown = ", ".join(f"{each.name[:60]} ({each.pid})" for each in foreign[:4])
         return GpuFinding(Status.fail, f"is used by {shown}", len(foreign), {"unit": "programs"})
@@ -45,7 +45,7 @@ CHECK = Check(
     measures="programs and memory on each GPU before the job uses it",
     how="nvidia-smi -q: processes, memory usage",
     evidence="memory in use of every GPU",
-    references="no computing process, at most 15 MiB in use (gcm)",
+    references="no process but of a display (type G), at most 15 MiB in use (gcm)",
     meaning="another job, or one that was not ended, takes memory and time",
     action="end those programs; if none is shown, reset the GPU (nvidia-smi -r)",
     judge=judge,

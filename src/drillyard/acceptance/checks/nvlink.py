@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
+from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
 from drillyard.acceptance.node_results import is_recorded, node_result, nothing_recorded
 from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
@@ -23,7 +23,10 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     if not nodes and is_recorded(evidence):
         yield nothing_recorded(CHECK)
     for node in nodes:
-        absent = without_gpus(CHECK, node, expected)
+        if node.lacks("links") and node.lacks("query"):
+            yield not_in_file(CHECK, node)
+            continue
+        absent = None if node.recorded else without_gpus(CHECK, node, expected)
         if absent is not None:
             yield absent
         else:
@@ -31,8 +34,8 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
-    assert node.table is not None
-    outside = [gpu for gpu in node.table.gpus if gpu.is_told("fabric.state")]
+    gpus = node.table.gpus if node.table is not None else ()
+    outside = [gpu for gpu in gpus if gpu.is_told("fabric.state")]
     outside = [gpu for gpu in outside if gpu.texts["fabric.state"] != "Completed"]
     for gpu in outside:
         state = gpu.texts["fabric.state"]
@@ -51,12 +54,18 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
         why = f"{node.name}: has one GPU, whose NVLinks lead nowhere"
         yield node_result(CHECK, node.rank, Status.skipped, why)
         return
+    if node.lacks("links"):
+        yield not_in_file(CHECK, node)
+        return
     try:
         links = parse_links(node.text_of("links"))
     except NotThisOutput as error:
-        status = Status.skipped if "links" not in node.tools or machine is None else None
-        reason = f"{node.name}: NVLinks were not read: {error}"
-        yield node_result(CHECK, node.rank, status or Status.incomplete, reason)
+        # Without a machine nothing says that there should be any.
+        status = Status.skipped if machine is None else Status.incomplete
+        yield node_result(CHECK, node.rank, status, f"{node.name}: NVLinks were not read: {error}")
+        return
+    if machine is None and not any(links.values()):
+        yield node_result(CHECK, node.rank, Status.skipped, f"{node.name}: has no NVLinks")
         return
     yield from _errors(node)
     yield from _judge_links(node, links, expected, bool(outside))
@@ -65,8 +74,8 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
 def _judge_links(
     node: NodeGpus, links: dict[int, list[float | None]], expected: Expected, failed: bool
 ) -> Iterator[CheckResult]:
-    assert node.table is not None
     row = expected.accelerator
+    gpus = node.table.gpus if node.table is not None else ()
     active = {
         gpu: [speed for speed in speeds if speed is not None] for gpu, speeds in links.items()
     }
@@ -92,7 +101,7 @@ def _judge_links(
                 metric="NVLink speed", device=gpu, observed=min(speeds), unit="GB/s",
                 threshold=threshold,
             )  # fmt: skip
-    if unseen := [gpu.title for gpu in node.table.gpus if gpu.index not in links]:
+    if unseen := [gpu.title for gpu in gpus if gpu.index not in links]:
         reason = f"{node.name}: NVLinks of {', '.join(unseen)} were not listed"
         yield node_result(CHECK, node.rank, Status.incomplete, reason)
     elif not failed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
+from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
 from drillyard.acceptance.node_results import (
     is_recorded,
     majority,
@@ -28,13 +28,12 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         yield nothing_recorded(CHECK)
     matrices: dict[int, Matrix] = {}
     for node in nodes:
-        absent = without_gpus(CHECK, node, expected)
+        if node.lacks("topology"):
+            yield not_in_file(CHECK, node)
+            continue
+        absent = None if node.recorded else without_gpus(CHECK, node, expected)
         if absent is not None:
             yield absent
-            continue
-        if is_recorded(evidence) and "topology" not in node.tools:
-            why = f"{node.name}: its file does not show this"
-            yield node_result(CHECK, node.rank, Status.skipped, why)
             continue
         try:
             devices, rows, _ = parse_topology(node.text_of("topology"))

@@ -79,7 +79,7 @@ def _versions(
     for rank, seen in nodes.items():
         if seen is not None and seen.values is not None and not seen.error:
             nic = nics.get(rank)
-            versions = versions_of(seen.values, gpus.get(rank), nic and nic.values, stack)
+            versions = versions_of(seen.values, gpus.get(rank), nic.values if nic else None, stack)
             if versions:
                 found[rank] = versions
     return found

@@ -94,8 +94,8 @@ class JobMembers:
             if connection is None:
                 return
             self.lost[rank] = why
-        # Should it run on later, it ends.
-        _say(connection, {"end": 0})
+        # Should it run on later, it knows.
+        _say(connection, {"left_out": why})
         connection.close()
         self.events.put((rank, None))
 

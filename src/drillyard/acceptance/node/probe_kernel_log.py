@@ -30,7 +30,7 @@ def probe(arguments: dict[str, Any]) -> dict[str, Any]:
     `lines` have the form of dmesg: `[seconds since boot] text`. `source` None: no source can be
     read, and `tried` says why. `left_out`: lines of interest beyond the limit.
     """
-    seconds = float(arguments.get("seconds", 10.0))
+    seconds = float(arguments.get("seconds", 8.0))
     tried: dict[str, str] = {}
     source, lines = None, []
     for name in ("dmesg", "/dev/kmsg", "journalctl"):

@@ -12,7 +12,7 @@ each time, and never fast. That is not enough where other results were bad witho
 healthy nodes as the cluster has would look like that by chance (`MOST_BY_CHANCE`).
 
 `passed` of a result comes from a threshold. Without one, results are judged by each other: the
-healthy ones are the group of the fastest, if they are at least half.
+healthy ones are the group of the fastest, if most nodes are in it.
 
 Pure: node 0 runs `next_round` between rounds, and the judgement runs `conclude` over the same
 results.
@@ -31,9 +31,11 @@ NOISES = 4.0
 """A result this many standard deviations below the healthy ones is slow, and not noise."""
 CLEARING_NOISES = 2.0
 """A result within so many below the healthy ones clears both nodes."""
-LEAST_NOISE = 0.01
-MOST_BY_CHANCE = 1e-4
+LEAST_NOISE = 0.005
+MOST_BY_CHANCE = 2e-4
 """Healthy nodes of a cluster that may look bad by chance."""
+PRIOR_SLOW, PRIOR_RESULTS = 0.5, 25
+"""What is assumed to have been seen before: half a result in 25 that was bad by chance."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,13 @@ class _View:
             healthy = [each.value for each in results if each.passed and each.value]
         else:
             healthy = [value for value in values if value >= RELATIVE * max(values)]
-        self.reliable = bool(healthy) and (self.absolute or 2 * len(healthy) >= len(results))
+        met = {node for each in results for node in each.pair}
+        fast = {node for each in results if (each.value or 0.0) in healthy for node in each.pair}
+        self.reliable = bool(healthy) and (self.absolute or 2 * len(fast) > len(met))
         self.level = _median(healthy) if healthy else 0.0
-        near = [value for value in values if value >= 0.75 * self.level] if healthy else []
-        self.noise = _noise([math.log(value / self.level) for value in near])
+        # Above the level are healthy pairs alone, and noise goes both ways.
+        self.noise = _noise([math.log(each / self.level) for each in healthy if each >= self.level])
+        self.spread = max(0.03, 4 * self.noise)
         self._limit = self.level * math.exp(-NOISES * self.noise)
         if not self.absolute:
             self._limit = min(self._limit, RELATIVE * self.level)
@@ -160,7 +165,7 @@ def next_round(
             take(node, partner)
     several_racks = len({view.rack(node) for node in nodes}) > 1
     unmeasured_racks = number == 1 and several_racks
-    if suspects or unmeasured_racks or len(crossing) > 1:
+    if any(view.of(node) for node in suspects) or unmeasured_racks or len(crossing) > 1:
         pairs += _across_racks(view, free)
     return pairs if suspects or again or unmeasured_racks else []
 
@@ -222,14 +227,20 @@ def conclude(
     if not any(view.good(each) for each in results):
         return [_none_passed(nodes, results)]
     if not view.reliable:
-        reason = "fewer than half of the pairs are about equally fast, so none is the measure"
+        reason = "most nodes are in no fast pair, so no speed is the measure of the others"
         return [Conclusion("fabric", tuple(nodes), False, reason, tuple(results))]
     found = [*_slow_racks(view), *_slow_nodes(view, nodes), *_slow_links(view)]
     explained = [each for each in results if any(_explains(view, by, each) for by in found)]
-    others = [each for each in results if each not in explained]
-    chance = sum(view.slow(each) for each in others) / max(1, len(others))
+    # A suspect may be the cause of its own slow results, so they do not count as chance.
+    others = [
+        each
+        for each in results
+        if each not in explained and all(view.is_cleared(node) for node in each.pair)
+    ]
+    slow = sum(view.slow(each) for each in others)
+    chance = (slow + PRIOR_SLOW) / (len(others) + PRIOR_RESULTS)
     proven = [
-        _decided(each, len(nodes) * chance ** _independent(view, each) <= MOST_BY_CHANCE)
+        _decided(each, len(nodes) * _by_chance(view, each, chance) <= MOST_BY_CHANCE)
         for each in found
     ]
     return [*proven, *_left_open(view, nodes, [each for each in failed if each not in explained])]
@@ -268,11 +279,17 @@ def _slow_nodes(view: _View, nodes: Sequence[int]) -> list[Conclusion]:
 def _is_proof(view: _View, node: int, result: PairResult) -> bool:
     """Whether neither the partner nor the way between racks can be the cause."""
     (other,) = (each for each in result.pair if each != node)
-    if not view.is_cleared(other, node):
+    if not view.is_cleared(other, node) and not _is_faster(view, other, result):
         return False
     return not view.crosses(result) or (
         view.rack_is_joined(view.rack(node)) and view.rack_is_joined(view.rack(other))
     )
+
+
+def _is_faster(view: _View, other: int, result: PairResult) -> bool:
+    """Whether a node that is slow itself was clearly faster with all others than in `result`."""
+    its = [each.value or 0.0 for each in view.of(other) if each is not result]
+    return len(its) > 1 and min(its) > (result.value or 0.0) * math.exp(view.spread)
 
 
 def _slow_links(view: _View) -> list[Conclusion]:
@@ -282,7 +299,12 @@ def _slow_links(view: _View) -> list[Conclusion]:
     for one, other in sorted(pairs):
         seen = view.measured(one, other)
         slow = all(view.slow(each) for each in seen)
-        if len(seen) < 2 or not slow or not _both_cleared(view, seen[0]) or not _alike(view, seen):
+        joined = not view.crosses(seen[0]) or all(
+            view.rack_is_joined(view.rack(node)) for node in (one, other)
+        )
+        if len(seen) < 2 or not slow or not joined:
+            continue
+        if not _both_cleared(view, seen[0]) or not _alike(view, seen):
             continue
         reason = f"was slow {len(seen)} times, and both nodes are fast with others"
         found.append(Conclusion("link", (one, other), True, reason, tuple(seen)))
@@ -347,15 +369,18 @@ def _explains(view: _View, by: Conclusion, result: PairResult) -> bool:
     return view.crosses(result) and any(view.rack(node) in by.racks for node in result.pair)
 
 
-def _independent(view: _View, conclusion: Conclusion) -> int:
-    """Results that would all have to be bad by chance."""
-    return len(conclusion.evidence)
+def _by_chance(view: _View, conclusion: Conclusion, chance: float) -> float:
+    """Probability that all results are bad by chance, and those of a node or link alike as well:
+    what is bad by chance lies anywhere between a quarter of the speed and all of it."""
+    count = len(conclusion.evidence)
+    alike = 1.0 if conclusion.kind == "rack" else min(1.0, 2 * view.spread / math.log(4))
+    return chance**count * alike ** (count - 1)
 
 
 def _decided(conclusion: Conclusion, proven: bool) -> Conclusion:
     if proven:
         return conclusion
-    reason = f"{conclusion.reason}; but other results were bad without a cause as well"
+    reason = f"{conclusion.reason}; at this noise that may be chance"
     return Conclusion(
         conclusion.kind, conclusion.nodes, False, reason, conclusion.evidence, conclusion.racks
     )
@@ -381,15 +406,15 @@ def _alike(view: _View, results: Sequence[PairResult]) -> bool:
     values = [each.value or 0.0 for each in results]
     if min(values) <= 0.0:
         return max(values) <= 0.0
-    return math.log(max(values) / min(values)) <= max(0.1, 5 * view.noise)
+    return math.log(max(values) / min(values)) <= view.spread
 
 
-def _noise(logs: Sequence[float]) -> float:
-    """Standard deviation of healthy results, by their median deviation; more for few of them."""
-    if len(logs) < 2:
-        return 0.05
-    deviation = 1.4826 * _median([abs(each - _median(logs)) for each in logs])
-    return max(LEAST_NOISE, deviation * (1 + 6 / len(logs)))
+def _noise(above: Sequence[float]) -> float:
+    """Standard deviation of healthy results, from the deviations of the upper half; more for few of
+    them."""
+    if len(above) < 2:
+        return 4 * LEAST_NOISE
+    return max(LEAST_NOISE, 1.4826 * _median(above) * (1 + 3 / len(above)))
 
 
 def _median(values: Sequence[float]) -> float:
