@@ -134,7 +134,11 @@ def parse_xml(text: str) -> GpuTable:
     if "<!ENTITY" in text:
         raise NotThisOutput("has XML entities, which nvidia-smi does not print")
     try:
-        root = ElementTree.fromstring(text.strip())  # noqa: S314 - without entities, and bounded
+        # Complaints may stand before the document.
+        start = max(
+            0, min(text.find(each) for each in ("<?xml", "<nvidia_smi_log") if each in text)
+        )
+        root = ElementTree.fromstring(text[start:].strip())  # noqa: S314 - no entities, bounded
     except (ElementTree.ParseError, ValueError) as error:
         raise NotThisOutput(f"is not whole XML ({error})") from None
     if root.tag != "nvidia_smi_log":
@@ -159,7 +163,7 @@ def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
         found = node.find(path)
         return None if found is None or len(found) else (found.text or "").strip()
 
-    texts = _texts(lambda each: each.xml, find)
+    texts = _texts(lambda each: each.xml, _with_groups(find))
     texts.setdefault("bus_id", node.get("id", ""))
     processes = node.find("processes")
     listed = None
@@ -208,7 +212,7 @@ def parse_text(text: str) -> GpuTable:
     _require_count(header.get("Attached GPUs"), len(gpus))
     parsed = []
     for at, (values, listed) in enumerate(gpus):
-        texts = _texts(lambda each: each.text, values.get)
+        texts = _texts(lambda each: each.text, _with_groups(values.get))
         texts["bus_id"] = values["bus_id"]
         processes = tuple(
             GpuProcess(
@@ -375,6 +379,21 @@ def _texts(
             texts[each.key] = found[0] if len(found) == 1 else _sum(found)
             break
     return texts
+
+
+def _with_groups(find: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """As `find`; what is below a group that the driver does not tell ("Remapped Rows : N/A") is not
+    told either."""
+
+    def found(path: str) -> str | None:
+        value = find(path)
+        while value is None and "/" in path:
+            path = path.rpartition("/")[0]
+            group = find(path)
+            value = group if group is not None and _NOT_TOLD.fullmatch(group) else None
+        return value
+
+    return found
 
 
 def _sum(parts: list[str]) -> str:
