@@ -149,8 +149,8 @@ def _judge_node(
         yield not_in_file(check, node)
         return
     findings = [(gpu, unread(gpu, alternatives) or judge(gpu, node)) for gpu in table.gpus]
-    told = [(gpu, each) for gpu, each in findings if each and each.status is not Status.skipped]
-    for gpu, finding in told:
+    shown = [(gpu, each) for gpu, each in findings if each and each.status is not Status.skipped]
+    for gpu, finding in shown:
         if finding.status is not Status.passed:
             yield node_result(
                 check,
@@ -161,13 +161,13 @@ def _judge_node(
                 observed=finding.observed,
                 **finding.more,
             )
-    good = [each for _, each in told if each.status in (Status.passed, Status.recorded)]
-    if not told:
+    good = [each for _, each in shown if each.status in (Status.passed, Status.recorded)]
+    if not shown:
         why = next((each.reason for _, each in findings if each), "their driver does not show it")
         yield node_result(check, node.rank, Status.skipped, f"{node.name}: its GPUs: {why}")
-    elif len(told) < len(table.gpus):
+    elif len(shown) < len(table.gpus):
         silent = ", ".join(
-            gpu.title for gpu, each in findings if each is None or (gpu, each) not in told
+            gpu.title for gpu, each in findings if each is None or (gpu, each) not in shown
         )
         why = f"{node.name}: nothing is shown of {silent}, unlike of its other GPUs"
         yield node_result(check, node.rank, Status.incomplete, why)

@@ -23,7 +23,7 @@ MOST_CHARACTERS = 8 << 20
 _NUMBER = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
 )
-_NOT_TOLD = re.compile(
+_NO_VALUE = re.compile(
     r"\[?(N/A|Not Supported|Insufficient Permissions|"
     r"Requested functionality has been deprecated)\]?",
     re.IGNORECASE,
@@ -61,9 +61,9 @@ class Gpu:
     def __contains__(self, key: str) -> bool:
         return key in self.texts
 
-    def is_told(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Whether the output has a value: not N/A, and not missing."""
-        return key in self.texts and not _NOT_TOLD.fullmatch(self.texts[key])
+        return key in self.texts and not _NO_VALUE.fullmatch(self.texts[key])
 
     def number(self, key: str) -> float | None:
         """The value as a number, without its unit; None where it is not one."""
@@ -382,15 +382,15 @@ def _texts(
 
 
 def _with_groups(find: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """As `find`; what is below a group that the driver does not tell ("Remapped Rows : N/A") is not
-    told either."""
+    """As `find`; what is below a group without a value ("Remapped Rows : N/A") has none
+    either."""
 
     def found(path: str) -> str | None:
         value = find(path)
         while value is None and "/" in path:
             path = path.rpartition("/")[0]
             group = find(path)
-            value = group if group is not None and _NOT_TOLD.fullmatch(group) else None
+            value = group if group is not None and _NO_VALUE.fullmatch(group) else None
         return value
 
     return found
@@ -411,7 +411,7 @@ def _require_count(declared: str | None, found: int) -> None:
 
 
 def _is_of(kind: str, cell: str) -> bool:
-    if _NOT_TOLD.fullmatch(cell) or _LOST.search(cell):
+    if _NO_VALUE.fullmatch(cell) or _LOST.search(cell):
         return True
     if kind == "number":
         return _NUMBER.fullmatch(cell) is not None

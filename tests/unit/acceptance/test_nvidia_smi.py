@@ -408,7 +408,7 @@ def test_a_group_that_is_not_told() -> None:
             + (rest.partition(end)[2])
         )
     gpus = parse_gpus(text).gpus
-    assert [gpu.is_told("remapped.failure") for gpu in gpus] == [False, False]
+    assert [gpu.has_value("remapped.failure") for gpu in gpus] == [False, False]
     assert all("remapped.failure" in gpu for gpu in gpus)
     assert status(remapped_rows.CHECK, text, "a2-highgpu-2g") is Status.incomplete
     assert status(remapped_rows.CHECK, text, None) is Status.skipped

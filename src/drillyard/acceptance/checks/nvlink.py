@@ -35,7 +35,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
     gpus = node.table.gpus if node.table is not None else ()
-    outside = [gpu for gpu in gpus if gpu.is_told("fabric.state")]
+    outside = [gpu for gpu in gpus if gpu.has_value("fabric.state")]
     outside = [gpu for gpu in outside if gpu.texts["fabric.state"] != "Completed"]
     for gpu in outside:
         state = gpu.texts["fabric.state"]

@@ -1,7 +1,8 @@
 """Tools of a host, each within a limit of time and output, and its GPUs by device files.
 
-Also part of the agent of a launch, which asks the same of a host before it starts anything there.
-A tool that hangs, is missing or fails costs its own answer and no other.
+It travels as source to the nodes, with the agent of a launch and with the probes of acceptance:
+standard library only, nothing newer than Python 3.9. A tool that hangs, is missing or fails costs
+its own answer and no other.
 """
 
 from __future__ import annotations
