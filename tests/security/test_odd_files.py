@@ -110,6 +110,7 @@ TRAIN = "train run.yaml --set training.steps=3"
 REPLAY = "train run.yaml --replay 2"
 CHAOS = "chaos run.yaml --faults kill --count 1 --directory chaos"
 LAUNCH = "launch run.yaml --cluster cluster.yaml --dry-run"
+ACCEPT = "accept cluster.yaml --dry-run"
 STEP = "checkpoints/step-00000002"
 
 READERS: dict[str, tuple[str, ...]] = {
@@ -148,18 +149,25 @@ READERS: dict[str, tuple[str, ...]] = {
     "model/tokenizer.json": (PREVIEW, BUILD, SHOW, TRAIN),
     "model/tokenizer_config.json": (PREVIEW,),
     "model/chat_template.jinja": (PREVIEW,),
-    "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE),
-    "cluster.yaml": (LAUNCH, "runs list --cluster cluster.yaml", "cluster plan cluster.yaml"),
+    "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE, f"{ACCEPT} --run run.yaml"),
+    "cluster.yaml": (
+        LAUNCH,
+        ACCEPT,
+        "runs list --cluster cluster.yaml",
+        "cluster plan cluster.yaml",
+    ),
     "hardware.yaml": (
         "hardware h100 --hardware hardware.yaml",
         "estimate run.yaml --accelerator h100 --num-gpus 1 --hardware hardware.yaml",
         f"{METRICS} --hardware hardware.yaml",
         "cluster plan cluster.yaml --hardware hardware.yaml",
+        f"{ACCEPT} --hardware hardware.yaml",
     ),
     "config.json": (
         f"{METRICS} --config config.json",
         "estimate run.yaml --accelerator h100 --num-gpus 1 --config config.json",
     ),
+    "acceptance.json": (f"{ACCEPT} --baseline acceptance.json",),
     "other.log": ("metrics other.log", "report other.log --overwrite", "watch other.log"),
     "other.json": (
         "init new --from-deepspeed other.json",
@@ -214,6 +222,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     for name, content in {
         "cluster.yaml": "name: here\nplatform: local\nprocesses_per_node: 1\n",
         "hardware.yaml": "prices: []\n",
+        "acceptance.json": "{}",
         "other.log": "",
         "other.json": "{}",
         "other.yaml": "",

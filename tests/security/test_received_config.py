@@ -74,6 +74,7 @@ WITHOUT_DATA = {
     "cluster status": "cluster.yaml",
     "cluster up": "cluster.yaml",
     "cluster down": "cluster.yaml",
+    "accept": "cluster.yaml --dry-run",
     "launch": "RUN/run.yaml --cluster cluster.yaml --dry-run",
     "runs list": "--cluster cluster.yaml",
     "runs status": "received --cluster cluster.yaml",

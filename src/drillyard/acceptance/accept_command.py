@@ -22,7 +22,6 @@ from drillyard.acceptance.job import acceptance_request, as_planned, expected_of
 from drillyard.acceptance.judgement import Outcome, judge
 from drillyard.acceptance.results import CheckResult, Status, verdict_of
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.load import load_launch_config
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_json
@@ -35,7 +34,12 @@ from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.launch.run_wait import statuses_until_over
-from drillyard.launch.submission import load_cluster, plan_requests, submit_plans
+from drillyard.launch.submission import (
+    load_cluster,
+    plan_requests,
+    require_node_names,
+    submit_plans,
+)
 from drillyard.programs import was_interrupted
 
 EVIDENCE = "acceptance/evidence.json"
@@ -62,15 +66,15 @@ def acceptance_of(
     nodes: int | None = None,
     dry_run: bool = False,
     fixed_nodes: bool = False,
-    run_file: Path | None = None,
+    run: RunConfig | None = None,
     hardware: Path | None = None,
     baseline_file: Path | None = None,
     exclude: Sequence[str] = (),
     wait_seconds: float = math.inf,
 ) -> Acceptance:
     """The acceptance of a cluster: on `nodes`, or on the idle ones where its launcher can say which
-    those are. `fixed_nodes`: on the config's instead. `dry_run`: its plan is the same each time,
-    and the cluster is not asked. Raises UserError."""
+    those are. `fixed_nodes`: on as many as the config says instead. `run`: the run to come.
+    `dry_run`: its plan is the same each time, and the cluster is not asked. Raises UserError."""
     overrides = [f"hardware={hardware}"] if hardware is not None else []
     cluster = load_cluster(cluster_file, nodes, overrides)
     facts = load_catalog(cluster.hardware)
@@ -78,7 +82,7 @@ def acceptance_of(
         cluster,
         facts,
         baseline=None if baseline_file is None else read_baseline(baseline_file),
-        checkpoint_bytes=None if run_file is None else _checkpoint_bytes(run_file, cluster, facts),
+        checkpoint_bytes=None if run is None else _checkpoint_bytes(run, cluster, facts),
     )
     submission = "" if dry_run else secrets.token_hex(8)
 
@@ -89,6 +93,7 @@ def acceptance_of(
         )
 
     request = request_on(nodes)
+    require_node_names(request)
     if nodes is None and not fixed_nodes and not dry_run:
         idle = launcher_for(cluster).idle_nodes(request)
         if idle and len(idle) != cluster.nodes:
@@ -109,7 +114,7 @@ def read_baseline(path: Path) -> AcceptanceEvidence:
     return parse_evidence(json.dumps(found).encode(), str(path))
 
 
-def _checkpoint_bytes(path: Path, cluster: ClusterConfig, facts: Catalog) -> float:
+def _checkpoint_bytes(run: RunConfig, cluster: ClusterConfig, facts: Catalog) -> float:
     """Bytes of one checkpoint of a training run on this cluster. Raises UserError."""
     from drillyard.estimation.model_source import ModelOptions, find_model
     from drillyard.estimation.request import EstimateRequest
@@ -117,15 +122,8 @@ def _checkpoint_bytes(path: Path, cluster: ClusterConfig, facts: Catalog) -> flo
     from drillyard.estimation.run_time import saved_state
     from drillyard.estimation.target import cluster_target
 
-    config = load_launch_config(path, resolve_environment=False)
-    if not isinstance(config, RunConfig):
-        raise UserError(f"--run {path}: is a workload; name the config of a training run")
-    target = cluster_target(cluster, facts)
-    found = estimate_run(
-        EstimateRequest(
-            config=config, model=find_model(config, ModelOptions()), target=target, facts=facts
-        )
-    )
+    model, target = find_model(run, ModelOptions()), cluster_target(cluster, facts)
+    found = estimate_run(EstimateRequest(config=run, model=model, target=target, facts=facts))
     return saved_state(found.setup).value * found.setup.world_size
 
 

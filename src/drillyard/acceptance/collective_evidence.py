@@ -2,7 +2,8 @@
 repeat by repeat, and what is wrong with them.
 
 Two probes measure collectives. `nccl_tests` gives the program's output, `{output, program, ranks}`
-(`table`: which of its tables, where it has several). `collective` is PyTorch's: each rank gives
+(`tables`: which of its tables, by
+number from 0). `collective` is PyTorch's: each rank gives
 `{collective, rows: [{bytes, seconds: [one per repeat], wrong}]}`; the time of a repeat is the mean
 over ranks, as nccl-tests reports it.
 """
@@ -66,9 +67,9 @@ def _by_nccl_tests(
     by = f"nccl-tests{f', {observation.source}' if observation.source else ''}"
     output = values.get("output")
     tables = parse_tables(output.encode()) if isinstance(output, str) else []
-    chosen = values.get("table")
-    if isinstance(chosen, int):
-        tables = tables[chosen : chosen + 1]
+    chosen = values.get("tables")
+    if isinstance(chosen, list):
+        tables = [table for place, table in enumerate(tables) if place in chosen]
     if not tables:
         why = observation.error or "has no table of nccl-tests"
         yield MeasuredCollective(

@@ -29,6 +29,8 @@ OPERATIONS: Final = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "al
 ANY_RANKS: Final = 1 << 16
 """Stands for a number of ranks that the figures of a collective do not depend on; none is
 larger."""
+TWICE_ROUNDED: Final = 3.0
+"""Times half a unit: figures that were computed from printed ones. They forbid a pass."""
 _REGULAR_FROM: Final = 1 << 20
 """Smaller sizes are rounded to what the ranks can share."""
 
@@ -147,6 +149,9 @@ def checked(
                 *_unchecked(row, shape.in_place),
             ]
             problems += [f"{_place(row)}: {why}" for why in whys]
+            if not whys:
+                exact = row_problems(row, table.collective, ranks, slack=1.0)
+                doubts += [f"{_place(row)}: {why}" for why in exact]
     problems += _size_problems([row.bytes for row in table.rows], factor)
     timings = [timing for row in table.rows for timing in _timings(row)]
     if average is not None:
@@ -210,7 +215,9 @@ def _same_for_all_ranks(collective: str) -> bool:
     return len(factors) == 1 and not SHAPES[collective].per_rank
 
 
-def row_problems(row: TableRow, collective: str, ranks: int) -> Iterator[str]:
+def row_problems(
+    row: TableRow, collective: str, ranks: int, slack: float = TWICE_ROUNDED
+) -> Iterator[str]:
     """What contradicts itself in a row."""
     shape = SHAPES[collective]
     if not 1 < ranks <= ANY_RANKS:
@@ -237,7 +244,7 @@ def row_problems(row: TableRow, collective: str, ranks: int) -> Iterator[str]:
     for where, timing in (("out of place", row.out_of_place), ("in place", row.in_place)):
         if timing is None:
             continue
-        if (why := _timing_problem(row.bytes, timing, collective, ranks)) is not None:
+        if (why := _timing_problem(row.bytes, timing, collective, ranks, slack)) is not None:
             yield f"{where}: {why}"
 
 
@@ -248,24 +255,28 @@ def _unchecked(row: TableRow, in_place: bool) -> Iterator[str]:
             yield f"{where}: the results were not checked (N/A); run without -c 0"
 
 
-def _timing_problem(size: int, timing: Timing, collective: str, ranks: int) -> str | None:
-    time = timing.microseconds
-    if time.low <= 0:
+def _timing_problem(
+    size: int, timing: Timing, collective: str, ranks: int, slack: float
+) -> str | None:
+    """`slack`: how many times the rounding of a digit is accepted."""
+    time, alg, bus = (
+        replace(each, half=each.half * slack)
+        for each in (timing.microseconds, timing.alg, timing.bus)
+    )
+    if timing.microseconds.low <= 0:
         return "has no time"
     moved = size * (ranks - 1) / ranks if collective == "hypercube" else size
-    low, high = moved / time.high / 1e3, moved / time.low / 1e3
-    if low > timing.alg.high or high < timing.alg.low:
+    rate = moved / time.value / 1e3
+    if moved / time.high / 1e3 > alg.high or (time.low > 0 and moved / time.low / 1e3 < alg.low):
         return (
-            f"{size:,} bytes in {time.value:g} us are {moved / time.value / 1e3:.2f} GB/s,"
-            f" and algbw is {timing.alg.value:g}"
+            f"{size:,} bytes in {time.value:g} us are {rate:.2f} GB/s, and algbw is {alg.value:g}"
         )
     factor = bus_factor(collective, ranks)
-    low, high = max(low, timing.alg.low) * factor, min(high, timing.alg.high) * factor
-    rounding = 1e-9 * high
-    if low > timing.bus.high + rounding or high < timing.bus.low - rounding:
+    rounding = 1e-9 * bus.high
+    if alg.low * factor > bus.high + rounding or alg.high * factor < bus.low - rounding:
         return (
-            f"algbw {timing.alg.value:g} GB/s on {ranks} ranks is a busbw of"
-            f" {timing.alg.value * factor:.2f}, and {timing.bus.value:g} is printed"
+            f"algbw {alg.value:g} GB/s on {ranks} ranks is a busbw of {alg.value * factor:.2f},"
+            f" and {bus.value:g} is printed"
         )
     return None
 

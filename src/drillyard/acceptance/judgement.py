@@ -19,6 +19,8 @@ class Outcome:
     results: tuple[CheckResult, ...]
     verdict: Status
     culprits: tuple[int, ...]
+    expected: Expected | None = None
+    """What it was judged by; None where nothing was judged."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
@@ -29,16 +31,18 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
             continue
         results += check.judge(evidence, expected)
     culprits = dict.fromkeys(rank for each in results for rank in each.culprits)
-    return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits))
+    return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits), expected)
 
 
 def _missing(evidence: AcceptanceEvidence, rank: int) -> CheckResult:
+    name, early = evidence.name_of(rank), evidence.interrupted
     return CheckResult(
         check="join",
         metric="joined",
         nodes=(rank,),
-        status=Status.fail,
-        reason=f"{evidence.name_of(rank)} did not join the job",
+        # A job that ended early may not have waited for it.
+        status=Status.incomplete if early else Status.fail,
+        reason=f"{name} did not join the job" + (f", which ended early: {early}" if early else ""),
         action="look at its log; restart the node, or leave it out",
-        culprits=(rank,),
+        culprits=() if early else (rank,),
     )

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 FRACTION: Final = 0.9
 """Of the reference. Above 7/8, so that one NIC of eight lost fails; the rest is left to the
 difference between healthy clusters."""
+CPU_FRACTION: Final = 0.5
+"""Of a baseline of nodes without accelerators: their ranks share cores with all that runs there."""
 LARGE_MIB: Final = 1024
 """From here on messages decide, or from the row's largest where that is smaller."""
 SIZE_TOLERANCE: Final = 1.05
@@ -76,6 +78,13 @@ def collective_threshold(
     return Threshold(
         FRACTION * reference, UNIT, True, source, reference, None if bound is None else bound.value
     )
+
+
+def baseline_threshold(expected: Expected, least: float, metric: str) -> Threshold:
+    """A limit from an earlier run of this cluster, whose slowest repeat gave `least`."""
+    gpus = expected.accelerator is not None and bool(expected.accelerator.peak_tflops)
+    source = f"baseline: {metric}, the least of its repeats"
+    return Threshold((FRACTION if gpus else CPU_FRACTION) * least, UNIT, True, source, least)
 
 
 def deciding_size(
@@ -153,7 +162,7 @@ def lost_nic_text(machine: Machine | None, num_nodes: int, reference: float) -> 
     if num_nodes == 1 or count < 2:
         return ""
     return (
-        f"one of {count} NICs lost would give {reference * (count - 1) / count:.1f} {UNIT}"
+        f"one of {count} NICs lost would give {reference * (count - 1) / count:.4g} {UNIT}"
         f" ({count - 1}/{count} of the reference)"
     )
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import typer
 
-from drillyard.cli.options import with_flags
+from drillyard.cli.options import config_to_read, with_flags
 
 JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
+RECORDED = "Recorded output"
 
 FLAGS = {
-    "cluster": typer.Argument(metavar="CLUSTER.YAML", help="The cluster config."),
+    "cluster": typer.Argument(
+        metavar="CLUSTER.YAML", help="The cluster config; with --from optional."
+    ),
     "level": typer.Option(metavar="LEVEL", help="quick (a minute), standard (15 minutes) or full."),
     "nodes": typer.Option(
         min=1,
         metavar="N",
-        help="Nodes to check; default: the idle ones where the scheduler says, else the config's.",
+        help="Nodes to check; default: the idle ones where the scheduler says, else the config's."
+        " With --from: of each table, default: as it says.",
     ),
     "run": typer.Option(
         metavar="RUN.YAML", help="The run to come: storage is checked at its checkpoint's size."
@@ -30,6 +35,22 @@ FLAGS = {
         metavar="PATH",
         help="Where acceptance.json goes, a directory or a .json file; default:"
         " runs/accept-CLUSTER.",
+    ),
+    "write_hardware": typer.Option(
+        metavar="FILE",
+        help="Write the measured bandwidths and rates there, as rows for --hardware.",
+    ),
+    "recorded": typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Judge recorded output of nccl-tests, nvidia-smi, dcgmi or dmesg, and submit nothing;"
+        " repeatable.",
+        rich_help_panel=RECORDED,
+    ),
+    "machine": typer.Option(
+        metavar="NAME",
+        help="With --from: the machine that it was recorded on, in place of the config's.",
+        rich_help_panel=RECORDED,
     ),
     "as_json": typer.Option("--json", help="Print acceptance.json."),
     "exclude": typer.Option(
@@ -90,13 +111,16 @@ def register(app: typer.Typer) -> None:
 
 
 def accept(
-    cluster: Path,
+    cluster: Path | None = None,
     level: str = "quick",
     nodes: int | None = None,
     run: Path | None = None,
     baseline: Path | None = None,
     hardware: Path | None = None,
     output: Path | None = None,
+    write_hardware: Path | None = None,
+    recorded: list[Path] | None = None,
+    machine: str | None = None,
     as_json: bool = False,
     exclude: list[str] | None = None,
     wait_seconds: float | None = None,
@@ -121,12 +145,50 @@ def accept(
     from drillyard.acceptance.accept_command import acceptance_of, run_acceptance
     from drillyard.acceptance.check import level_named
     from drillyard.acceptance.results import EXIT_CODES
-    from drillyard.cli.acceptance_output import drain_nodes, report_outcome, require_drain
+    from drillyard.cli.acceptance_output import (
+        acceptance_file,
+        drain_nodes,
+        report_outcome,
+        require_drain,
+        write_hardware_file,
+    )
     from drillyard.cli.launch import show_plans
     from drillyard.errors import ConfigError
     from drillyard.launch.submission import plan_requests
 
     require_drain(drain, max_share)
+    if recorded:
+        from drillyard.acceptance.recorded import outcome_of_files
+
+        job_options = {
+            "--drain": drain,
+            "--exclude": exclude,
+            "--node-rank": node_rank is not None,
+            "--run": run,
+            "--wait-seconds": wait_seconds,
+            "--dry-run": dry_run,
+            "--explain": explain,
+        }
+        if given_options := [name for name, value in job_options.items() if value]:
+            raise ConfigError(f"{given_options[0]}: is of a job, and --from submits none")
+        outcome = outcome_of_files(
+            recorded,
+            cluster_file=cluster,
+            machine=machine,
+            num_nodes=nodes,
+            hardware=hardware,
+            baseline_file=baseline,
+        )
+        report_outcome(outcome, acceptance_file(output) if output else None, as_json=as_json)
+        if write_hardware is not None:
+            write_hardware_file(outcome, write_hardware, recorded[0].name)
+        raise typer.Exit(EXIT_CODES[outcome.verdict])
+    if cluster is None:
+        raise ConfigError(
+            "CLUSTER.YAML: name a cluster config, or recorded output with --from FILE"
+        )
+    if machine is not None:
+        raise ConfigError("--machine: goes with --from; else set machine in the cluster config")
     part = None
     if node_rank is not None:
         from drillyard.acceptance.without_scheduler import node_part
@@ -137,18 +199,20 @@ def accept(
             f"{given[0]}: --nnodes, --master-addr and --master-port go with --node-rank, which is"
             " not given; --nodes sets the nodes of a job"
         )
-    acceptance = acceptance_of(
-        cluster,
-        level_named(level),
-        nodes=nodes,
-        dry_run=dry_run or explain,
-        fixed_nodes=part is not None,
-        run_file=run,
-        hardware=hardware,
-        baseline_file=baseline,
-        exclude=exclude or (),
-        wait_seconds=math.inf if wait_seconds is None else wait_seconds,
-    )
+    read = nullcontext() if run is None else config_to_read(run, [], trust_config=False)
+    with read as config_of_run:
+        acceptance = acceptance_of(
+            cluster,
+            level_named(level),
+            nodes=nodes,
+            dry_run=dry_run or explain,
+            fixed_nodes=part is not None,
+            run=config_of_run,
+            hardware=hardware,
+            baseline_file=baseline,
+            exclude=exclude or (),
+            wait_seconds=math.inf if wait_seconds is None else wait_seconds,
+        )
     if dry_run or explain:
         show_plans(
             acceptance.request.cluster,
@@ -161,7 +225,7 @@ def accept(
         return
     config = acceptance.request.run
     place = output or Path(config.output, config.name)
-    file = place if place.suffix == ".json" else place / "acceptance.json"
+    file = acceptance_file(place)
     if part is not None:
         from drillyard.acceptance.without_scheduler import run_node_part
 
@@ -172,6 +236,8 @@ def accept(
     else:
         outcome = run_acceptance(acceptance)
     report_outcome(outcome, file, as_json=as_json)
+    if write_hardware is not None:
+        write_hardware_file(outcome, write_hardware, config.name)
     if drain:
         drain_nodes(acceptance.request.cluster, outcome, max_share)
     raise typer.Exit(EXIT_CODES[outcome.verdict])

@@ -3,7 +3,6 @@ drain nodes where asked to."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -16,23 +15,39 @@ if TYPE_CHECKING:
 
 
 def report_outcome(
-    outcome: Outcome, file: Path, out: TextIO | None = None, *, as_json: bool = False
+    outcome: Outcome, file: Path | None, out: TextIO | None = None, *, as_json: bool = False
 ) -> None:
-    """Write acceptance.json, and print the results, or the document, on `out` or standard
-    output."""
-    from drillyard.acceptance.document import document_of
+    """Write acceptance.json (None: nowhere), and print the results, or the document, on `out` or
+    standard output."""
+    from drillyard.acceptance.acceptance_document import acceptance_document
 
-    document = document_of(outcome)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    document = acceptance_document(outcome)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(document.as_text() + "\n", encoding="utf-8")
     if as_json:
-        print_json(document)
+        print_json(document.model_dump())
         return
     for result in outcome.results:
         print(f"{result.status:10} {result.check:24} {result.reason}", file=out)
         for line in result.evidence if result.check == "job" else ():
             print(f"    {line}", file=out)
-    print(f"{outcome.verdict}: {file}", file=out)
+    print(f"{outcome.verdict}{'' if file is None else f': {file}'}", file=out)
+
+
+def acceptance_file(place: Path) -> Path:
+    """acceptance.json in a directory, or the .json file that is named itself."""
+    return place if place.suffix == ".json" else place / "acceptance.json"
+
+
+def write_hardware_file(outcome: Outcome, file: Path, name: str) -> None:
+    """Write the measured rows, and say how they are used."""
+    from drillyard.acceptance.hardware_rows import hardware_file
+
+    text = hardware_file(outcome, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"wrote {file}: drillyard estimate ... --hardware {file}", file=sys.stderr)
 
 
 def drain_nodes(cluster: ClusterConfig, outcome: Outcome, max_share: float | None) -> None:

@@ -19,14 +19,15 @@ from drillyard.errors import UserError
 
 
 class SchemaKind(StrEnum):
-    """The files a user writes, and the output of `drillyard estimate --json` and `drillyard cluster
-    plan --json`."""
+    """The files a user writes, acceptance.json, and the output of `drillyard estimate --json` and
+    `drillyard cluster plan --json`."""
 
     run = "run"
     cluster = "cluster"
     workload = "workload"
     estimate = "estimate"
     cluster_plan = "cluster-plan"
+    acceptance = "acceptance"
 
 
 def register(app: typer.Typer) -> None:
@@ -155,11 +156,12 @@ def _absolute(path: str) -> str:
 
 def schema(
     which: Annotated[
-        SchemaKind, typer.Argument(help="run, cluster, workload, estimate or cluster-plan.")
+        SchemaKind,
+        typer.Argument(help="run, cluster, workload, estimate, cluster-plan or acceptance."),
     ],
 ) -> None:
     """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, `drillyard
-    estimate --json`, or `drillyard cluster plan --json`.
+    estimate --json`, `drillyard cluster plan --json`, or acceptance.json.
 
     In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
     `# yaml-language-server: $schema=run.schema.json`.
@@ -172,6 +174,10 @@ def schema(
         from drillyard.provision.plan_document import plan_schema
 
         document = plan_schema()
+    elif which is SchemaKind.acceptance:
+        from drillyard.acceptance.acceptance_document import acceptance_schema
+
+        document = acceptance_schema()
     else:
         from drillyard.config.load import json_schema
 

@@ -1,10 +1,13 @@
-"""Two machines that are reached by ssh, on this one: real sshd on loopback ports with keys of their
+"""Machines that are reached by ssh, on this one: real sshd on loopback ports with keys of their
 own.
 
 Each has its own processes, HOME and host name (namespaces of Linux, which take root), and its own
 view of one directory, `private`, which is there under the same path on both and not shared;
 everything else is shared storage. Every process that a host starts carries its mark in the
 environment, so `processes` sees all that is left there.
+
+`hosts_on_a_network`: each has an interface of its own, eth0, on a switch that connects them, and
+they know each other's names; only their sshd listen on loopback.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +36,9 @@ class SshHost:
     directory: Path
     port: int
     private: Path
+    namespace: str | None = None
+    """Of its network; None: this machine's."""
+    address: str = "127.0.0.1"
     _machine: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -50,9 +56,13 @@ class SshHost:
         """Have it there, with its server."""
         # Namespaces of its own for processes, mounts and the host's name. Its first process adopts
         # and reaps what its parents leave, and all end with it.
+        names = self.directory.parent / "hosts"
+        size = "-o size=64m" if self.namespace else ""
         inside = (
-            f"mount --bind '{self.directory}/private' '{self.private}' && mount -t tmpfs shm"
-            f" /dev/shm && hostname {self.name} && echo up && sleep infinity & wait"
+            f"mount --bind '{self.directory}/private' '{self.private}' && mount -t tmpfs"
+            f" {size} shm /dev/shm && hostname {self.name}"
+            + (f" && mount --bind '{names}' /etc/hosts" if self.namespace else "")
+            + " && echo up && sleep infinity & wait"
         )
         unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
         self._machine = subprocess.Popen([*unshare, "sh", "-c", inside], stdout=subprocess.PIPE)
@@ -88,6 +98,15 @@ class SshHost:
                     os.kill(process, signal.SIGKILL)
             self._server.wait()
             self._server = None
+
+    def run(self, *words: str) -> str:
+        """The output of a program of this machine in the host's namespaces, which must succeed."""
+        assert self._machine is not None
+        (first,) = _children(self._machine.pid)
+        enter = ["nsenter", "--target", str(first), "--mount", "--uts", "--pid"]
+        network = [f"--net=/run/netns/{self.namespace}"] if self.namespace else []
+        command = [*enter, *network, "--", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def cut_connections(self) -> None:
         """End every session, as a network that breaks for a moment; the server goes on to
@@ -163,6 +182,49 @@ class SshHosts:
 def two_hosts(directory: Path) -> Iterator[SshHosts]:
     """Two hosts, h0 and h1, for as long as the context lasts; whatever was left running there is
     ended."""
+    with _powered_on(directory, [("h0", None, "127.0.0.1"), ("h1", None, "127.0.0.1")]) as both:
+        yield both
+
+
+@contextlib.contextmanager
+def hosts_on_a_network(directory: Path, count: int = 2) -> Iterator[SshHosts]:
+    """Hosts h0, h1, ... with a network of their own, for as long as the context lasts."""
+    prefix = f"dy{os.getpid()}"
+    switch, namespaces = f"{prefix}s", [f"{prefix}h{number}" for number in range(count)]
+    addresses = [f"10.99.0.{number + 1}" for number in range(count)]
+    places = [(f"h{number}", namespaces[number], addresses[number]) for number in range(count)]
+    directory.mkdir(parents=True, exist_ok=True)
+    known = [f"{address} {name}" for name, _, address in places]
+    (directory / "hosts").write_text("\n".join(["127.0.0.1 localhost", *known]) + "\n")
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        for number, namespace in enumerate(namespaces):
+            port = f"port{number}"
+            _ip("netns", "add", namespace)
+            pair = ["type", "veth", "peer", "name", port, "netns", switch]
+            _ip("link", "add", "eth0", "netns", namespace, *pair)
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", namespace, "addr", "add", f"{addresses[number]}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", namespace, "link", "set", device, "up")
+        with _powered_on(directory, places) as hosts:
+            yield hosts
+    finally:
+        for namespace in (*namespaces, switch):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def _powered_on(
+    directory: Path, places: Sequence[tuple[str, str | None, str]]
+) -> Iterator[SshHosts]:
+    """Hosts by name, network namespace and address."""
     directory.mkdir(parents=True, exist_ok=True)
     # sshd refuses to start without the directory of its privilege separation.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -171,32 +233,35 @@ def two_hosts(directory: Path) -> Iterator[SshHosts]:
     private.mkdir()
     taken: set[int] = set()
     hosts = []
-    for name in ("h0", "h1"):
-        hosts.append(_prepared(name, directory / name, free_port(taken), private, key))
+    for name, namespace, address in places:
+        host = SshHost(name, directory / name, free_port(taken), private, namespace, address)
+        _prepare(host, key)
+        hosts.append(host)
     config = directory / "ssh_config"
     config.write_text(
         "".join(_client_lines(host, key, directory) for host in hosts), encoding="utf-8"
     )
     config.chmod(0o600)
-    both = SshHosts(directory, config, tuple(hosts))
+    all_hosts = SshHosts(directory, config, tuple(hosts))
     try:
         for host in hosts:
             host.power_on()
-        yield both
+        yield all_hosts
     finally:
         for host in hosts:
             host.power_off()
 
 
-def _prepared(name: str, directory: Path, port: int, private: Path, key: Path) -> SshHost:
-    host = SshHost(name, directory, port, private)
+def _prepare(host: SshHost, key: Path) -> None:
+    """Write what the host's sshd needs."""
+    directory = host.directory
     for each in (host.home / "bin", directory / "private"):
         each.mkdir(parents=True)
     authorized = directory / "authorized_keys"
     authorized.write_text(key.with_suffix(".pub").read_text())
     host_key = _key(directory / "host_key")
     lines = [
-        f"Port {port}",
+        f"Port {host.port}",
         "ListenAddress 127.0.0.1",
         f"HostKey {host_key}",
         f"PidFile {directory}/sshd.pid",
@@ -209,8 +274,10 @@ def _prepared(name: str, directory: Path, port: int, private: Path, key: Path) -
         "MaxSessions 100",
         f"SetEnv HOME={host.home} {_MARK}={directory} PATH={host.home}/bin:{os.environ['PATH']}",
     ]
+    if host.namespace is not None:
+        enter = f"exec nsenter --net=/run/netns/{host.namespace} --"
+        lines.append(f'ForceCommand {enter} sh -c "$SSH_ORIGINAL_COMMAND"')
     (directory / "sshd_config").write_text("\n".join(lines) + "\n")
-    return host
 
 
 def _client_lines(host: SshHost, key: Path, directory: Path) -> str:

@@ -23,6 +23,7 @@ from drillyard.acceptance.thresholds import (
     UNIT,
     NoReference,
     accepted_elsewhere,
+    baseline_threshold,
     collective_threshold,
     deciding_size,
     judged,
@@ -70,8 +71,8 @@ def collective_result(
         )  # fmt: skip
     series = tuple((float(size), max(values)) for size, values in sorted(measured.bus.items()))
     size = deciding_size(expected, collective, count, measured.bus)
-    at = size if isinstance(size, int) else max(measured.bus, default=None)
-    metric = f"{collective} bus bandwidth{'' if at is None else f' at {size_text(at)}'}"
+    at = size if isinstance(size, int) else max(measured.bus, default=0)
+    metric = metric_at(collective, at)
     common = partial(_result, scope, metric, nodes, series=series)
     doubts = (*measured.problems, *measured.doubts)
     if measured.wrong and not measured.problems:
@@ -81,7 +82,7 @@ def collective_result(
             " data are damaged on the way or in memory",
             action="take the nodes out; check ECC counters and cables, and run the pair again",
         )
-    if measured.problems or at is None:
+    if measured.problems or not at:
         reason = f"{names}: {collective}, {measured.by}: {(*doubts, 'has no sizes')[0]}"
         needed = count <= 2 and bool(reference_rows(expected, collective, count))
         required = needed or (evidence.recorded and count <= 2)
@@ -95,8 +96,42 @@ def collective_result(
         else collective_threshold(expected, collective, count, size)
     )  # fmt: skip
     if isinstance(threshold, NoReference):
+        at, before = _baseline(expected, measured)
+        if before is not None:
+            return _judged(
+                measured, evidence, expected, before, metric_at(collective, at), at, series
+            )
         return _without_reference(measured, evidence, expected, metric, at, threshold, series)
     return _judged(measured, evidence, expected, threshold, metric, at, series)
+
+
+def metric_at(collective: str, size: int) -> str:
+    """The name of a figure."""
+    return f"{collective} bus bandwidth{f' at {size_text(size)}' if size else ''}"
+
+
+def _baseline(expected: Expected, measured: MeasuredCollective) -> tuple[int, Threshold | None]:
+    """The limit that this cluster's earlier run gives at the largest size of both: a fraction of
+    the least that it measured, on as many nodes."""
+    size = max(measured.bus, default=0)
+    if expected.baseline is None:
+        return size, None
+    before = [
+        each
+        for each in measured_collectives(expected.baseline)
+        if each.collective == measured.collective
+        and each.observation.scope == measured.observation.scope
+        and len(each.nodes) == len(measured.nodes)
+        and not each.problems
+        and not each.doubts
+        and not each.wrong
+    ]
+    common = [size for size in measured.bus if any(size in each.bus for each in before)]
+    if not common:
+        return size, None
+    size = max(common)
+    least = min(min(each.bus[size]) for each in before if size in each.bus)
+    return size, baseline_threshold(expected, least, metric_at(str(measured.collective), size))
 
 
 def _judged(
@@ -112,9 +147,11 @@ def _judged(
     scope, nodes = measured.observation.scope, measured.nodes
     status, median, interval = judged(measured.bus[size], threshold)
     names = _names(evidence, nodes)
-    figure = f"{names}: {median:.1f} {UNIT} of {measured.collective} at {size_text(size)}"
-    limit = f"{threshold.value:.1f} ({threshold.value / threshold.reference:.0%} of the row's"
-    limit += f" {threshold.reference:g})"
+    figure = f"{names}: {median:.4g} {UNIT} of {measured.collective} at {size_text(size)}"
+    limit = (
+        f"{threshold.value:.4g} ({threshold.value / threshold.reference:.0%} of"
+        f" {threshold.reference:.4g}: {threshold.source})"
+    )
     if status is Status.passed:
         reason = f"{figure}, at least {limit}"
     elif status is Status.fail:
@@ -123,7 +160,7 @@ def _judged(
         reason += f"; {lost}" if lost else ""
     else:
         reason = (
-            f"{figure}, below {limit}, but its repeats reach {interval[1]:.1f}: they do not agree"
+            f"{figure}, below {limit}, but its repeats reach {interval[1]:.4g}: they do not agree"
         )
     bound = threshold.bound
     if bound is not None and interval[1] > bound and len(nodes) <= 2:
@@ -132,6 +169,7 @@ def _judged(
     if status is Status.passed and measured.doubts:
         status = Status.incomplete
         reason = f"{figure}, {measured.by}: {measured.doubts[0]}"
+    # On more nodes nothing is required, and what cannot be told is recorded.
     required = len(nodes) <= 2 or status is not Status.incomplete
     quoted = accepted_elsewhere(expected, measured.collective, len(nodes))
     return _result(
@@ -141,6 +179,7 @@ def _judged(
         interval=interval,
         threshold=threshold,
         required=required,
+        culprits=nodes if status is Status.fail and scope == "node" else (),
         evidence=(measured.by, *quoted, *measured.doubts[:_MOST_EVIDENCE]),
         series=series,
         reference_series=reference_curve(expected, measured.collective, len(nodes)),
@@ -168,7 +207,7 @@ def _without_reference(
     return _result(
         measured.observation.scope, metric, nodes,
         Status.incomplete if required else Status.recorded,
-        f"{_names(evidence, nodes)}: {median:.1f} {UNIT} of {measured.collective} at"
+        f"{_names(evidence, nodes)}: {median:.4g} {UNIT} of {measured.collective} at"
         f" {size_text(size)}, which nothing judges: {why.reason}",
         observed=median,
         interval=interval,

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from .members import Members
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
-from .worker import NodePlace, NotJoined, TorchPython, Worker, join
+from .worker import SCRATCH, NodePlace, NotJoined, TorchPython, Worker, join
 
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
@@ -32,7 +33,7 @@ def main(words: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
     run.add_argument(
-        "--schedule", required=True, type=Path, help="JSON: level, submission, join_seconds, steps"
+        "--schedule", required=True, help="JSON or its file: level, submission, join_seconds, steps"
     )
     run.add_argument("--run-directory", required=True, type=Path)
     run.add_argument("--python", action="append", default=[], help="may have PyTorch")
@@ -69,9 +70,16 @@ def run_probe(name: str) -> int:
     return 0
 
 
+def read_schedule(given: str) -> dict[str, Any]:
+    """The schedule: `given`, or the content of the file of that name."""
+    text = given if given.startswith("{") else Path(given).read_text(encoding="utf-8")
+    schedule: dict[str, Any] = json.loads(text)
+    return schedule
+
+
 def run_node(options: argparse.Namespace) -> int:
     """This node's part of the job; node 0 writes the evidence."""
-    schedule = json.loads(options.schedule.read_text(encoding="utf-8"))
+    schedule = read_schedule(options.schedule)
     place = NodePlace(
         rank=int(os.environ["NODE_RANK"]),
         nodes=int(os.environ["NNODES"]),
@@ -86,7 +94,7 @@ def run_node(options: argparse.Namespace) -> int:
     try:
         if place.rank == 0:
             job = NodeZero(place, schedule, listen(place.master_port), secret, evidence)
-        server = MeshServer(place.rank, place.master_port if place.rank else None)
+        server = MeshServer(place.rank)
         torch_python = TorchPython([*options.python, sys.executable, "python3"], schedule["steps"])
         connection = join(place, float(schedule["join_seconds"]), secret, server)
         worker = Worker(place, schedule["steps"], connection, evidence.parent, torch_python)
@@ -145,6 +153,9 @@ class NodeZero:
         self._thread.join(_FINISH_SECONDS)
 
     def _run(self) -> None:
+        for left in self._evidence.parent.glob(f"{SCRATCH}*"):
+            # Of an earlier job, where a node died.
+            shutil.rmtree(left, ignore_errors=True)
         try:
             self._missing = self._members.wait(float(self._schedule["join_seconds"]))
             self._coordinator.run(
@@ -162,7 +173,7 @@ class NodeZero:
         document = {
             "format": FORMAT,
             "level": self._schedule["level"],
-            "submission": self._schedule["submission"],
+            "submission": self._schedule.get("submission", ""),
             "started_at": self._began,
             "ended_at": time.time(),
             "expected_nodes": self._place.nodes,

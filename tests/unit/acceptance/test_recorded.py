@@ -1,0 +1,169 @@
+"""`drillyard accept --from`: published tables pass, the same with a lost NIC fail, and nothing else
+passes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from drillyard.acceptance.check import Expected
+from drillyard.acceptance.judgement import judge
+from drillyard.acceptance.recorded import recorded_evidence
+from drillyard.acceptance.results import Status
+from drillyard.cli.main import app
+from drillyard.hardware import catalog
+from tests.unit.acceptance import nccl_samples as samples
+
+LOST_NIC = 8 / 7
+TABLES = {
+    "a4-highgpu-8g": samples.a4_output,
+    "a3-megagpu-8g": lambda slower=1.0: samples.output(
+        "all_gather", 16, samples.A3_MEGA, slower=slower
+    ),
+    "gpu-h100-sxm": samples.h100_page,
+}
+
+
+def outcome(directory, texts, machine="a4-highgpu-8g", nodes=None):
+    facts = catalog()
+    found = facts.machine(machine)
+    expected = Expected(facts, found, facts.accelerator_of(found), None)
+    files = []
+    for number, text in enumerate([texts] if isinstance(texts, str) else texts):
+        files.append(directory / f"output-{number}.txt")
+        files[-1].write_text(text, encoding="utf-8")
+    return judge(recorded_evidence(files, expected, nodes), expected)
+
+
+def bandwidth(found):
+    """The judged bandwidths."""
+    return [each for each in found.results if each.check.startswith("collectives") and each.nodes]
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_published_tables_pass_and_fail_with_a_lost_nic(machine, tmp_path):
+    healthy = outcome(tmp_path, TABLES[machine](), machine)
+    assert healthy.verdict is Status.passed
+    assert [each.status for each in bandwidth(healthy)] == [Status.passed]
+    slow = outcome(tmp_path, TABLES[machine](LOST_NIC), machine)
+    assert slow.verdict is Status.fail
+    (result,) = bandwidth(slow)
+    nics = result.threshold.reference * 7 / 8
+    assert f"{nics:.4g}" in result.reason
+    assert slow.culprits == ()
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "{}", '{"results": []}', "\0\1\2"])
+def test_what_holds_no_output_is_incomplete(text, tmp_path):
+    assert outcome(tmp_path, text).verdict is Status.incomplete
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [(samples.output("all_gather", 8, samples.A3_MEGA), Status.incomplete),
+     (samples.output("all_gather", 32, samples.A3_MEGA), Status.incomplete),
+     (samples.output("reduce_scatter", 16, samples.A3_MEGA), Status.incomplete),
+     (samples.output("all_gather", 16, {1: 7.3, 64: 121.5}), Status.incomplete),
+     (samples.output("all_gather", 16, {8192: 400.0}), Status.incomplete),
+     (samples.finish(
+         [samples.line("all_gather", 16, 1 << 30, *[("5662.3", "189.63", "177.78")] * 2, "7")],
+         "177.78", wrong=14), Status.fail)],
+)  # fmt: skip
+def test_what_is_not_the_evidence_that_the_row_needs(text, status, tmp_path):
+    assert outcome(tmp_path, text, "a3-megagpu-8g", nodes=2).verdict is status
+
+
+def test_a_slow_table_fails_whatever_is_missing_around_it(tmp_path):
+    text = samples.a4_output(LOST_NIC).replace(
+        "# Avg bus bandwidth    : ", "# Avg bus bandwidth : 9"
+    )
+    assert outcome(tmp_path, text).verdict is Status.fail
+
+
+def test_repeats_in_one_file_give_an_interval_and_a_fail_needs_all_of_it(tmp_path):
+    slow, good = samples.a4_output(LOST_NIC), samples.a4_output()
+    assert outcome(tmp_path, slow + slow).verdict is Status.fail
+    assert outcome(tmp_path, good + slow + good).verdict is Status.passed
+    mixed = outcome(tmp_path, slow + slow + good)
+    assert mixed.verdict is Status.incomplete
+    (result,) = bandwidth(mixed)
+    assert result.interval[0] < result.threshold.value < result.interval[1]
+
+
+def test_a_bad_file_is_not_hidden_by_a_good_one(tmp_path):
+    assert outcome(tmp_path, [samples.a4_output(), samples.a4_output(LOST_NIC)]).verdict is (
+        Status.fail
+    )
+    assert outcome(tmp_path, [samples.a4_output(), ""]).verdict is Status.incomplete
+
+
+GOOD = samples.a4_output()
+LINES = GOOD.splitlines(keepends=True)
+PAGE = samples.h100_page()
+
+
+def passing(directory, text, machine):
+    """The deciding figure of a pass; None for everything else."""
+    found = outcome(directory, text, machine)
+    return bandwidth(found)[0].observed if found.verdict is Status.passed else None
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_a_line_less_never_passes_on_another_figure(machine, tmp_path):
+    lines = TABLES[machine]().splitlines(keepends=True)
+    whole = passing(tmp_path, "".join(lines), machine)
+    assert whole is not None
+    for number in range(len(lines)):
+        text = "".join(lines[:number] + lines[number + 1 :])
+        assert passing(tmp_path, text, machine) in (None, whole)
+
+
+@given(data=st.data())
+def test_a_cut_or_a_changed_byte_never_passes_on_another_figure(tmp_path_factory, data):
+    directory = tmp_path_factory.getbasetemp()
+    machine, text = data.draw(st.sampled_from([("a4-highgpu-8g", GOOD), ("gpu-h100-sxm", PAGE)]))
+    at = data.draw(st.integers(0, len(text)))
+    if data.draw(st.booleans()):
+        changed = text[:at]
+    else:
+        changed = text[:at] + data.draw(st.sampled_from("0123456789.- |eN")) + text[at + 1 :]
+    found = passing(directory, changed, machine)
+    whole = 376.40 if machine == "a4-highgpu-8g" else 434.99
+    # The last digit may change within what rounding allows.
+    assert found is None or found == pytest.approx(whole, abs=0.06)
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["accept", *map(str, words)])
+
+
+def test_the_command(tmp_path):
+    good, slow = tmp_path / "good.txt", tmp_path / "slow.txt"
+    good.write_text(GOOD)
+    slow.write_text(samples.a4_output(LOST_NIC))
+    assert run("--from", good, "--machine", "a4-highgpu-8g").exit_code == 0
+    assert run("--from", slow, "--machine", "a4-highgpu-8g").exit_code == 1
+    both = run("--from", good, "--from", slow, "--machine", "a4-highgpu-8g")
+    assert both.exit_code == 1
+    # Without a machine nothing is judged, and nothing passes.
+    assert run("--from", good).exit_code == 3
+    assert run("--from", good, "--machine", "a4-highgpu-8g", "--nodes", 4).exit_code == 3
+    document = json.loads(run("--from", slow, "--machine", "a4-highgpu-8g", "--json").stdout)
+    assert document["verdict"] == "fail" and document["recorded"] is True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--from", "missing.txt"], ["--machine", "a4-highgpu-8g"], [],
+     ["--from", "good.txt", "--machine", "a4"], ["--from", "good.txt", "--drain"],
+     ["--from", "good.txt", "--dry-run"], ["--from", "."]],
+)  # fmt: skip
+def test_mistakes(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.txt").write_text(GOOD)
+    found = run(*words)
+    assert found.exit_code == 2 or (found.exit_code == 1 and found.exception is not None)
