@@ -109,7 +109,7 @@ def _page_table(
     readings = [
         reading
         for reading in itertools.islice(_readings(table, cells), _MOST_READINGS)
-        if not reading.problems
+        if not reading.problems and len(reading.rows) == len(cells)
     ]
     if len(readings) != 1:
         why = (
