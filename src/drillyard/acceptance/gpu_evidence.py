@@ -11,7 +11,6 @@ from drillyard.acceptance.check import Check, Expected
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -70,7 +69,7 @@ GpuJudge = Callable[[Gpu, NodeGpus], GpuFinding | None]
 
 def gpus_of(evidence: AcceptanceEvidence) -> Iterator[NodeGpus]:
     """The GPUs of every node that joined."""
-    recorded = is_recorded(evidence)
+    recorded = evidence.recorded
     # Of recorded evidence each tool's output is a file, and an observation, of its own.
     tools: dict[int, dict[str, Any]] = {}
     for each in evidence.of(PROBE):
@@ -122,7 +121,7 @@ def judge_gpus(
     for GPUs that have it.
     """
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(check)
     for node in nodes:
         absent = without_gpus(check, node, expected)

@@ -10,7 +10,6 @@ from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_result,
     nothing_recorded,
 )
@@ -29,7 +28,7 @@ _ON_THE_BUS = re.compile(r"^(\S+) 030[02]: 10de:", re.MULTILINE)
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node."""
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for node in nodes:
         yield _judge_node(node, expected)
