@@ -117,6 +117,7 @@ def _common_sizes(repeats: Sequence[Mapping[int, float]]) -> dict[int, tuple[flo
 def _by_torch(observation: Observation, evidence: AcceptanceEvidence) -> MeasuredCollective:
     asked = canonical(observation.arguments.get("collective", "all_reduce"))
     problems: list[str] = []
+    doubts: list[str] = []
     bus: dict[int, tuple[float, ...]] = {}
     wrong, checked = 0, False
     try:
@@ -127,20 +128,25 @@ def _by_torch(observation: Observation, evidence: AcceptanceEvidence) -> Measure
         if names != {asked}:
             raise ValueError(f"is of {', '.join(sorted(names))}, and {asked} was asked for")
         rows = [_rows_by_size(values) for values in by_rank]
-        wanted = observation.arguments.get("sizes") or list(rows[0])
         factor = bus_factor(asked, len(rows))
-        for size in wanted:
+        for size in rows[0]:
             bus[size] = _bus_of([each[size] for each in rows], size, factor)
-        counts = [each[size].get("wrong") for each in rows for size in wanted]
+        doubts += [
+            f"{size:,} bytes were asked for, and were not measured"
+            for size in observation.arguments.get("sizes") or ()
+            if not any(abs(size - found) <= 0.01 * size for found in bus)
+        ]
+        counts = [each[size].get("wrong") for each in rows for size in bus]
         checked = all(isinstance(count, int) for count in counts)
         wrong = sum(count for count in counts if isinstance(count, int))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         missing = f"has no {error}" if isinstance(error, KeyError) else str(error)
         problems.append(missing[:400])
-    doubts = () if checked or problems else ("its results were not checked",)
+    if not checked and not problems:
+        doubts.append("its results were not checked")
     return MeasuredCollective(
         observation=observation, collective=asked, nodes=observation.nodes, bus=bus,
-        problems=tuple(problems), doubts=doubts, wrong=wrong, by="PyTorch",
+        problems=tuple(problems), doubts=tuple(doubts), wrong=wrong, by="PyTorch",
     )  # fmt: skip
 
 
