@@ -240,26 +240,26 @@ def stopped_node(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterato
         _signal(pid, signal.SIGKILL)
 
 
+RANKS_TOGETHER = (
+    *("collectives-node", "collectives-pairs", "slow-pairs", "collectives-all"),
+    *("training-speed", "training-scaling", "bandwidth-scaling", "jitter"),
+)
+"""What a rank or a link that is slow slows."""
 FAULTS = (
     Fault(
         "a slowed rank",
         ("stragglers",),
         slowed_rank,
-        ("collective", "tcp-bandwidth", "device-rates", "training-speed", "jitter"),
+        ("matmul", "memory-bandwidth", "host-device", *RANKS_TOGETHER),
     ),
     Fault("a clock 2 s off", ("clock",), clock_off),
     Fault("a clock that steps back", ("clock",), clock_steps_back),
-    Fault("a small MTU", ("path-mtu",), small_mtu, ("network-interfaces", "tcp-bandwidth")),
-    Fault(
-        "a slow link",
-        ("tcp-bandwidth",),
-        slow_link,
-        ("collective", "training-speed", "stragglers"),
-    ),
+    Fault("a small MTU", ("path-mtu",), small_mtu),
+    Fault("a slow link", ("tcp-bandwidth",), slow_link, RANKS_TOGETHER),
     Fault("a flipped bit", ("bit-equality",), flipped_bit),
     Fault("another NCCL value", ("environment",), other_nccl_value),
     Fault("a full /dev/shm", ("host-limits",), full_shared_memory),
-    Fault("a node stopped for good", ("connection", "join"), stopped_node, ("*",)),
+    Fault("a node stopped for good", ("connection", "join", "job"), stopped_node, ("*",)),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
