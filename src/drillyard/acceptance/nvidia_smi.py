@@ -13,6 +13,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from xml.etree import ElementTree
 
 from drillyard.acceptance.evidence import Observation
@@ -22,14 +23,14 @@ MOST_CHARACTERS = 8 << 20
 _NUMBER = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
 )
-_NOT_TOLD = re.compile(
+_NO_VALUE = re.compile(
     r"\[?(N/A|Not Supported|Insufficient Permissions|"
     r"Requested functionality has been deprecated)\]?",
     re.IGNORECASE,
 )
 _LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
-_LISTED = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
+_LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
 
@@ -60,9 +61,9 @@ class Gpu:
     def __contains__(self, key: str) -> bool:
         return key in self.texts
 
-    def is_told(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Whether the output has a value: not N/A, and not missing."""
-        return key in self.texts and not _NOT_TOLD.fullmatch(self.texts[key])
+        return key in self.texts and not _NO_VALUE.fullmatch(self.texts[key])
 
     def number(self, key: str) -> float | None:
         """The value as a number, without its unit; None where it is not one."""
@@ -109,8 +110,10 @@ def short_bus_id(text: str) -> str:
     return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}".lower()
 
 
+@lru_cache(maxsize=4096)
 def parse_gpus(text: str) -> GpuTable:
-    """The table of GPUs in any of the forms. Raises NotThisOutput."""
+    """The table of GPUs in any of the forms; kept, as every check asks for it. Raises
+    NotThisOutput."""
     if len(text) > MOST_CHARACTERS:
         raise NotThisOutput(f"is longer than {MOST_CHARACTERS >> 20} MiB")
     if not text.strip():
@@ -131,7 +134,11 @@ def parse_xml(text: str) -> GpuTable:
     if "<!ENTITY" in text:
         raise NotThisOutput("has XML entities, which nvidia-smi does not print")
     try:
-        root = ElementTree.fromstring(text.strip())  # noqa: S314 - without entities, and bounded
+        # Complaints may stand before the document.
+        start = max(
+            0, min(text.find(each) for each in ("<?xml", "<nvidia_smi_log") if each in text)
+        )
+        root = ElementTree.fromstring(text[start:].strip())  # noqa: S314 - no entities, bounded
     except (ElementTree.ParseError, ValueError) as error:
         raise NotThisOutput(f"is not whole XML ({error})") from None
     if root.tag != "nvidia_smi_log":
@@ -156,7 +163,7 @@ def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
         found = node.find(path)
         return None if found is None or len(found) else (found.text or "").strip()
 
-    texts = _texts(lambda each: each.xml, find)
+    texts = _texts(lambda each: each.xml, _with_groups(find))
     texts.setdefault("bus_id", node.get("id", ""))
     processes = node.find("processes")
     listed = None
@@ -205,7 +212,7 @@ def parse_text(text: str) -> GpuTable:
     _require_count(header.get("Attached GPUs"), len(gpus))
     parsed = []
     for at, (values, listed) in enumerate(gpus):
-        texts = _texts(lambda each: each.text, values.get)
+        texts = _texts(lambda each: each.text, _with_groups(values.get))
         texts["bus_id"] = values["bus_id"]
         processes = tuple(
             GpuProcess(
@@ -304,10 +311,12 @@ def parse_links(text: str) -> dict[int, list[float | None]]:
     links: dict[int, list[float | None]] = {}
     gpu: int | None = None
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
             links[gpu] = []
-        elif found := re.fullmatch(r"\s+Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<?inactive>?)", line):
+        elif found := re.fullmatch(
+            r"\s+Link (\d{1,4}): (?:(\d{1,9}(?:\.\d+)?) GB/s|<?inactive>?)", line
+        ):
             if gpu is None or int(found[1]) != len(links[gpu]):
                 raise NotThisOutput(f"has '{line.strip()}' out of order")
             links[gpu].append(float(found[2]) if found[2] else None)
@@ -322,10 +331,12 @@ def parse_link_errors(text: str) -> Iterator[tuple[int, int, str, int]]:
     """`nvidia-smi nvlink -e`: GPU, link, kind of error and count, of those that are not zero."""
     gpu = -1
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
         elif (
-            found := re.fullmatch(r"\s+Link (\d+): ([A-Za-z -]+?)(?: Errors)?: (\d+)", line)
+            found := re.fullmatch(
+                r"\s+Link (\d{1,4}): ([A-Za-z -]+?)(?: Errors)?: (\d{1,18})", line
+            )
         ) and int(found[3]):
             yield gpu, int(found[1]), found[2].strip(), int(found[3])
 
@@ -370,6 +381,21 @@ def _texts(
     return texts
 
 
+def _with_groups(find: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """As `find`; what is below a group without a value ("Remapped Rows : N/A") has none
+    either."""
+
+    def found(path: str) -> str | None:
+        value = find(path)
+        while value is None and "/" in path:
+            path = path.rpartition("/")[0]
+            group = find(path)
+            value = group if group is not None and _NO_VALUE.fullmatch(group) else None
+        return value
+
+    return found
+
+
 def _sum(parts: list[str]) -> str:
     numbers = [_NUMBER.fullmatch(part) for part in parts]
     if all(numbers):
@@ -378,14 +404,14 @@ def _sum(parts: list[str]) -> str:
 
 
 def _require_count(declared: str | None, found: int) -> None:
-    if declared is None or not declared.strip().isdigit():
+    if declared is None or not re.fullmatch(r"\s*[0-9]{1,6}\s*", declared):
         raise NotThisOutput("does not say how many GPUs are attached")
     if int(declared) != found:
         raise NotThisOutput(f"says that {declared.strip()} GPUs are attached, and has {found}")
 
 
 def _is_of(kind: str, cell: str) -> bool:
-    if _NOT_TOLD.fullmatch(cell) or _LOST.search(cell):
+    if _NO_VALUE.fullmatch(cell) or _LOST.search(cell):
         return True
     if kind == "number":
         return _NUMBER.fullmatch(cell) is not None

@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.integration.kubernetes.team import Team
 from tests.integration.launch.desk import Desk
-from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster
+from tests.integration.launch.slurm_cluster import SlurmCluster
 from tests.integration.launch.sshd_hosts import SshHosts
 
 RANKS_PER_NODE = 2
@@ -41,8 +42,7 @@ class Accepted:
     @property
     def culprits(self) -> list[str]:
         """Names of the nodes that are blamed, the clearest case first."""
-        found = dict.fromkeys(rank for each in self.results for rank in each["culprits"])
-        return [self.name_of(rank) for rank in found]
+        return [each["name"] for each in self.document["culprits"]]
 
     @property
     def results(self) -> list[dict[str, Any]]:
@@ -55,15 +55,11 @@ class Accepted:
         bad = [each["check"] for each in self.results if each["status"] in ("fail", "incomplete")]
         return list(dict.fromkeys(bad))
 
-    def name_of(self, rank: int) -> str:
-        """A node as the scheduler names it."""
-        return str(self.evidence["hosts"][rank])
-
     @property
     def form(self) -> list[tuple[str, str, tuple[int, ...], str]]:
         """The results without times, figures and names: the same on every place."""
         return sorted(
-            (each["check"], each["metric"], tuple(each["nodes"]), each["status"])
+            (each["check"], each["metric"], tuple(each["ranks"]), each["status"])
             for each in self.results
         )
 
@@ -72,9 +68,18 @@ class Place:
     """A place: how a command of drillyard is given there."""
 
     def __init__(
-        self, directory: Path, give: Callable[..., subprocess.CompletedProcess[str]]
+        self,
+        directory: Path,
+        give: Callable[..., subprocess.CompletedProcess[str]],
+        desk: Desk | None = None,
     ) -> None:
-        self.directory, self._give = directory, give
+        self.directory, self._give, self._desk = directory, give, desk
+
+    @property
+    def desk(self) -> Desk:
+        """The user, where one sits there."""
+        assert self._desk is not None
+        return self._desk
 
     def accept(self, *options: object) -> Accepted:
         """Accept this place's cluster."""
@@ -103,7 +108,8 @@ def ssh_place(hosts: SshHosts, directory: Path, order: tuple[int, ...] = (0, 1))
         "python": str(hosts.private / "python"),
         "ssh": ssh,
     }
-    return Place(directory, Desk(directory, cluster).say)
+    desk = Desk(directory, cluster)
+    return Place(directory, desk.say, desk)
 
 
 def wrap_python(directory: Path, lines: str = "") -> None:
@@ -115,28 +121,33 @@ def wrap_python(directory: Path, lines: str = "") -> None:
         path.chmod(0o755)
 
 
-def slurm_place(cluster: SlurmCluster, directory: Path, nodes: int = 2) -> Place:
+def slurm_place(
+    cluster: SlurmCluster,
+    directory: Path,
+    nodes: int = 2,
+    ranks: int = RANKS_PER_NODE,
+    exclude: Sequence[str] = (),
+    **more: object,
+) -> Place:
     """Nodes of a Slurm cluster."""
     settings = {
         "name": "quad",
         "platform": "slurm",
         "nodes": nodes,
-        "processes_per_node": RANKS_PER_NODE,
+        "processes_per_node": ranks,
         "python": sys.executable,
-        "slurm": {"partition": "main", "gres": f"gpu:{GPUS_PER_NODE}"},
+        "slurm": {"partition": "main", "exclude": list(exclude)},
     }
-    desk = Desk(directory, settings)
+    desk = Desk(directory, settings | more)
     desk.environment["SLURM_CONF"] = cluster.environment["SLURM_CONF"]
-
-    def say(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return desk.say(*arguments, "--nodes", nodes)
-
-    return Place(directory, say)
+    return Place(directory, desk.say, desk)
 
 
 def kubernetes_place(team: Team) -> Place:
     """Pods of a team."""
-    team.cluster_config()
+    path = team.cluster_config()
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump(config | {"processes_per_node": RANKS_PER_NODE}))
 
     def say(*arguments: object) -> subprocess.CompletedProcess[str]:
         return team.drillyard(*arguments, check=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -35,7 +36,7 @@ class SlurmCluster:
         self._munge = directory / "munge"
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self._without_storage: list[str] = []
+        self._changed: list[str] = []
         # A job that requeues itself calls scontrol, so SLURM_CONF is in the daemons' environment as
         # well.
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
@@ -58,31 +59,26 @@ class SlurmCluster:
             self.start_node(node)
         self._until_idle()
 
-    def start_node(self, node: str, without: Path | None = None) -> None:
-        """Start a node's slurmd; `without`: a directory that the node does not see, as if it were
-        not mounted there."""
+    def start_node(self, node: str, otherwise: str = "") -> None:
+        """Start a node's slurmd; `otherwise`: a shell command that makes what the node sees another
+        thing than what this machine sees, in a mount namespace of its own."""
         command = ["slurmd", "-D", "-N", node, "-f", self.environment["SLURM_CONF"]]
-        if without is not None:
+        if otherwise:
             slurmd = shutil.which("slurmd", path=self.environment["PATH"])
-            hide = 'mount -t tmpfs none "$0" && exec "$@"'
-            command = [
-                "unshare",
-                "--mount",
-                "sh",
-                "-c",
-                hide,
-                str(without),
-                str(slurmd),
-                *command[1:],
-            ]
-            self._without_storage.append(node)
+            script = f'{{ {otherwise}; }} && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", script, "sh", str(slurmd), *command[1:]]
+            self._changed.append(node)
         self._start(node, command)
+
+    def change(self, node: str, otherwise: str) -> None:
+        """Have an idle node see something else, as `start_node` says."""
+        self.kill_node(node)
+        self.start_node(node, otherwise)
+        until(lambda: self.states().get(node) == "idle", f"{node} does not come back")
 
     def unmount(self, node: str, directory: Path) -> None:
         """Take a directory away from an idle node."""
-        self.kill_node(node)
-        self.start_node(node, without=directory)
-        until(lambda: self.states().get(node) == "idle", f"{node} does not come back")
+        self.change(node, f"mount -t tmpfs none {shlex.quote(str(directory))}")
 
     def kill_agent(self, node: str) -> None:
         """SIGKILL to the agent on a node."""
@@ -162,8 +158,8 @@ class SlurmCluster:
         if "slurmctld" not in self._daemons:
             self.start_controller()
         self.run("scancel", "--user", self._user, check=False)
-        while self._without_storage:
-            self.kill_node(self._without_storage.pop())
+        while self._changed:
+            self.kill_node(self._changed.pop())
         for node in NODES:
             if node not in self._daemons:
                 self.start_node(node)

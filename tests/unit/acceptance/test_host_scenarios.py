@@ -37,6 +37,11 @@ from drillyard.acceptance.judgement import judge
 from drillyard.acceptance.results import CheckResult, Status
 
 __all__ = ["tools"]
+OF_GPUS = [
+    "accelerator-count", "accelerator-model", "gpu-recovery", "xids", "ecc", "remapped-rows",
+    "throttling", "gpu-limits", "pcie-link", "nvlink", "topology", "foreign-processes",
+    "kernel-log", "dcgm",
+]  # fmt: skip
 FAIL, PASS, INCOMPLETE = Status.fail, Status.passed, Status.incomplete
 
 
@@ -80,11 +85,7 @@ def test_a_healthy_node_passes_every_check_of_gpus(tools: FakeTools) -> None:
     log = tools.kernel_log("[    1.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n")
     found = judge(evidence(tools.accelerators(), tools.dcgm(), log), expected()).results
     by_name = {each.check: each.status for each in found}
-    others = {"network-interfaces", "host-limits", "versions", "environment", "kernel-command-line"}
-    assert {name: status for name, status in by_name.items() if name not in others} == (
-        dict.fromkeys(by_name.keys() - others, PASS)
-    )
-    assert len(by_name.keys() - others) == 14
+    assert {name: by_name[name] for name in OF_GPUS} == dict.fromkeys(OF_GPUS, PASS)
 
 
 def test_xid_79_is_the_nodes_and_says_restart(tools: FakeTools) -> None:
@@ -251,3 +252,28 @@ def test_bus_addresses_of_the_samples() -> None:
         "00000000:06:00.0",
         "00000000:18:00.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("complaint", "named"),
+    [
+        ("Unable to determine the device handle for GPU3: 0000:08:00.0: Unknown Error", "GPU 3"),
+        ("Unable to determine the device handle for GPU0000:08:00.0: Unknown Error", "0000:08:00"),
+        ("Unable to determine the device handle for GPU 0000:08:00.0: Not Found", "0000:08:00"),
+        ("Unable to determine the device handle for GPU3: Unknown Error", "GPU 3"),
+    ],
+)
+def test_a_lost_gpu_beside_exit_code_0(tools: FakeTools, complaint: str, named: str) -> None:
+    tools.gpus(8)
+    tools.add("nvidia-smi -q -x", smi_xml(7), error=complaint)
+    result = only(judged(accelerator_count.CHECK, tools.accelerators()))
+    assert (result.status, result.culprits) == (FAIL, (0,)) and named in result.reason
+    tools.add("nvidia-smi -q -x", complaint + "\n" + smi_xml(7, attached=8))
+    result = only(judged(accelerator_count.CHECK, tools.accelerators()))
+    assert result.status is FAIL and named in result.reason
+
+
+def test_a_list_that_contradicts_the_query_is_no_pass(tools: FakeTools) -> None:
+    tools.gpus(8)
+    tools.add("nvidia-smi -L", smi_list(7))
+    assert only(judged(accelerator_count.CHECK, tools.accelerators())).status is INCOMPLETE

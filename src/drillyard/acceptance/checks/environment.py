@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    is_recorded,
     majority,
     named,
     node_observations,
@@ -29,7 +28,7 @@ _UNSET = "not set"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per variable that differs or must not be, else one for all nodes."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
         return
     variables: dict[int, dict[str, str]] = {}
@@ -65,7 +64,7 @@ def _plan(expected: Expected) -> dict[str, str]:
     return {
         name: value
         for name, value in expected.environment.items()
-        if _COMPARED.fullmatch(name) and name != "LD_LIBRARY_PATH" and "$" not in value
+        if _COMPARED.fullmatch(name) and name != "LD_LIBRARY_PATH" and not set("${") & set(value)
     }
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.kernel_log import host_events, parsed_lines
-from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, unreadable_log
+from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -20,7 +19,7 @@ from drillyard.acceptance.results import CheckResult, Status
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per kind of event, else one per node."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         name, log = evidence.name_of(rank), log_of(seen)
@@ -32,8 +31,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 yield unreadable_log(CHECK, rank, name, log)
             continue
         clean = True
-        uptime = log.get("uptime")
-        now = float(uptime) if isinstance(uptime, (int, float)) else None
+        now = seconds_of(log, "uptime")
         for rule, lines, counts in host_events(parsed_lines(log["lines"]), now):
             clean = clean and not counts
             text = f"{name}: {rule.meaning}: {lines[-1].text[:160]}"

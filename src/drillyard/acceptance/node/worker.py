@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,12 +28,15 @@ from .messages import (
     NodeConnection,
     is_proof,
     lost_reason,
+    pause,
     proof,
 )
 from .probe_process import HERE, Ended, ProbeProcesses, probe_command
 
 LEFT_BEHIND_SECONDS = 60.0
 """Without a message of node 0 for so long, a node ends."""
+SCRATCH = "scratch-"
+"""First letters of directories for probes."""
 _NAME_SECONDS = 2.0
 
 
@@ -53,7 +57,7 @@ class NodePlace:
 
 
 class NotJoined(Exception):
-    """Node 0 refuses this node, or is not node 0."""
+    """Node 0 refuses this node, or is not node 0, or goes on without this node."""
 
 
 def join(place: NodePlace, seconds: float, secret: bytes, server: MeshServer) -> NodeConnection:
@@ -71,7 +75,7 @@ def join(place: NodePlace, seconds: float, secret: bytes, server: MeshServer) ->
         except (OSError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise OSError(str(error)) from None
-            time.sleep(0.2)
+            pause(0.2)
 
 
 def _shake_hands(
@@ -135,7 +139,7 @@ class Worker:
 
     def work(self) -> int:
         """Run what node 0 asks for, several at once where it asks so, until it ends the job.
-        Returns the exit code."""
+        Returns the exit code. Raises NotJoined where node 0 goes on without this node."""
         threading.Thread(target=self._beat, daemon=True).start()
         try:
             while True:
@@ -144,6 +148,8 @@ class Worker:
                 except (OSError, ValueError) as error:
                     print(f"error: node 0 is lost: {lost_reason(error)}", file=sys.stderr)
                     return 1
+                if "left_out" in message:
+                    raise NotJoined(f"node 0 goes on without it: it {message['left_out']}")
                 if "end" in message:
                     return int(message["end"])
                 self._follow(message)
@@ -152,8 +158,9 @@ class Worker:
 
     def stop(self, why: str) -> None:
         """Kill every probe."""
-        for each in list(self._running.values()):
+        for number, each in list(self._running.items()):
             each.stop(why)
+            shutil.rmtree(self._scratch({"task": number}), ignore_errors=True)
 
     def _follow(self, message: dict[str, Any]) -> None:
         if "stop" in message:
@@ -180,7 +187,11 @@ class Worker:
         name, arguments = str(step["probe"]), dict(step.get("arguments") or {})
         if "peers" in task:
             arguments.update(peers=task["peers"], watched=self._watch.seen())
-        shared = {"ACCEPTANCE_DIRECTORY": str(self._directory)}
+        scratch = self._scratch(task)
+        shared = {
+            "ACCEPTANCE_DIRECTORY": str(self._directory),
+            "ACCEPTANCE_SCRATCH": str(scratch),
+        }
         try:
             if ranks is None:
                 return ProbeProcesses([probe_command(name)], [shared], json.dumps(arguments))
@@ -207,9 +218,14 @@ class Worker:
         except OSError as error:
             return f"could not be started: {error}"
 
+    def _scratch(self, task: dict[str, Any]) -> Path:
+        """A directory that a probe may make and fill. It is removed after it."""
+        return self._directory / f"{SCRATCH}{self._place.rank}-{task['task']}"
+
     def _answer(self, task: dict[str, Any], processes: ProbeProcesses) -> None:
         ended: list[Ended] = processes.wait(float(self._steps[task["step"]]["seconds"]))
         self._running.pop(task["task"], None)
+        shutil.rmtree(self._scratch(task), ignore_errors=True)
         for held in self._held if "ranks" in task else ():
             held.close()
         self._say({"task": task["task"], "ended": [[each.values, each.error] for each in ended]})
@@ -230,7 +246,7 @@ class Worker:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
+            pause(BEAT_SECONDS)
             self._say({"beat": 1})
 
 

@@ -1,7 +1,8 @@
 """Tools of a host, each within a limit of time and output, and its GPUs by device files.
 
-Also part of the agent of a launch, which asks the same of a host before it starts anything there.
-A tool that hangs, is missing or fails costs its own answer and no other.
+It travels as source to the nodes, with the agent of a launch and with the probes of acceptance:
+standard library only, nothing newer than Python 3.9. A tool that hangs, is missing or fails costs
+its own answer and no other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 MOST_TEXT_BYTES = 4 << 20
 """Of one tool's output: eight GPUs in full are 0.2 MB of XML."""
+_COMPLAINT_CHARACTERS = 2000
 _ALSO_SEARCHED = (
     "/usr/local/nvidia/bin",
     "/usr/local/sbin",
@@ -41,12 +43,13 @@ def tool_path(name: str) -> str | None:
 
 
 def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run a tool: `{"argv", "code", "text", "error", "installed"}`.
+    """Run a tool: `{"argv", "code", "text", "complaint", "error", "installed"}`.
 
-    `text` is its standard output. `code` None: it did not end. `error` None: it ended with 0, and
-    `text` is all of its output.
+    `text` is its standard output, `complaint` the beginning of its standard error. `code` None: it
+    did not end. `error` None: it ended with 0, and `text` is all of its output.
     """
-    ran: dict[str, Any] = {"argv": list(argv), "code": None, "text": "", "error": None}
+    ran: dict[str, Any] = {"argv": list(argv), "code": None, "text": "", "complaint": ""}
+    ran["error"] = None
     program = tool_path(argv[0])
     ran["installed"] = program is not None
     if program is None:
@@ -57,7 +60,7 @@ def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
         paths = [_GKE_LIBRARIES, environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     environment["LC_ALL"] = "C"
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as complaints:
+    with _buffer() as out, _buffer() as complaints:
         try:
             process = subprocess.Popen(
                 [program, *argv[1:]],
@@ -73,7 +76,7 @@ def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
         ran["code"] = _wait(process, seconds)
         text, whole = _text(out)
         complaint, _ = _text(complaints)
-    ran["text"] = text
+    ran["text"], ran["complaint"] = text, complaint[:_COMPLAINT_CHARACTERS]
     if ran["code"] is None:
         ran["error"] = f"{argv[0]} did not end within {seconds:.0f} s and was killed"
     elif ran["code"] != 0:
@@ -122,6 +125,15 @@ def gpu_models() -> list[str] | None:
     """Name of each GPU as nvidia-smi reports it; None where nvidia-smi is missing or fails."""
     ran = run_tool(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 60.0)
     return None if ran["error"] else str(ran["text"]).splitlines()
+
+
+def _buffer() -> Any:
+    """A file in memory: a disk that is full, which the caller may look for, must not hide the
+    answers of tools. Elsewhere than on Linux a temporary file."""
+    try:
+        return open(os.memfd_create("tool"), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
