@@ -6,7 +6,7 @@ Each part is asked for itself: one that cannot be read says so, and the others a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pkgutil import resolve_name
@@ -17,6 +17,7 @@ from drillyard.formatting import plural
 from drillyard.provision.cluster_objects import ClusterObjects
 from drillyard.provision.cluster_plan import ClusterPlan, PriceLine
 from drillyard.provision.kubernetes_stage import cluster_objects_status, context_name
+from drillyard.provision.terraform_output import PlannedChanges
 
 Part = TypeVar("Part")
 _ENGINE = "drillyard.provision.terraform_engine"
@@ -94,9 +95,20 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
         report=lambda line: None,
     )
     terraform.init(plan.terraform, plan.state_bucket, plan.name)
-    changes = terraform.plan()
-    others = [f"{address}: changed by others ({what})" for address, what in changes.drift.items()]
-    return (*others, *(f"{each.address}: {each.action}" for each in changes.wanted))
+    return tuple(drift_lines(terraform.plan()))
+
+
+def drift_lines(changes: PlannedChanges) -> Iterator[str]:
+    """What differs between the config and the cloud, one line for each resource: who has changed
+    it, and what `up` does about it."""
+    rest = dict(changes.drift)
+    for each in changes.wanted:
+        because = f" ({', '.join(each.because)})" if each.because else ""
+        theirs = rest.pop(each.address, None)
+        who = {"delete": "is gone; ", "update": "changed by others; "}.get(theirs or "", "")
+        yield f"{each.address}: {who}up would {each.action} it{because}"
+    for address in rest:
+        yield f"{address}: is gone"
 
 
 def cost_so_far(plan: ClusterPlan, objects: ClusterObjects, now: datetime) -> ClusterCost | None:

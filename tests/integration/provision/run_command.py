@@ -1,7 +1,9 @@
 """`up` and `down` as a process of their own, with stages of the tests in place of Google's and
 Kubernetes' services:
 
-    python -m tests.integration.provision.run_command up|down CLUSTER.yaml STAGES.json [OPTION...]
+    python -m tests.integration.provision.run_command VERB CLUSTER.yaml STAGES.json [OPTION...]
+
+VERB is up, down, or drift, which prints what `status` says of it.
 
 STAGES.json: {"log": FILE, "findings": [...], "runs": [...], "unreachable": bool, "leaks": CODE};
 each call of a stage appends a line to the log.
@@ -22,6 +24,7 @@ from drillyard.config.load import load_cluster_config
 from drillyard.errors import UnreachableError, UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, command_line
+from drillyard.provision.cluster_status import drift_from_engine
 from drillyard.provision.down import DownOptions, take_down
 from drillyard.provision.provisioner import plan_cluster
 from drillyard.provision.terraform_engine import Limits
@@ -85,6 +88,9 @@ def main() -> int:
         limits=Limits(**settings.get("limits", {})),
     )
     try:
+        if verb == "drift":
+            print("\n".join(drift_from_engine(plan)))
+            return 0
         if verb == "up":
             secrets = ["HF_TOKEN"] if "--secret" in options else []
             cluster = bring_up(request, Stages(**named), secrets)

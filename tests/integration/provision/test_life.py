@@ -30,7 +30,23 @@ def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> No
     again = project.up()
     assert "nothing to change" in again.stderr and len(project.cloud.log) == changes
 
+    # As Google does some time after the creation.
+    own = project.cloud.of_kind("google_container_cluster")
+    own["master_version"] = "1.34.9"
+    assert project.run("drift").stdout.split() == []
+    project.cloud.of_kind("google_compute_network")["description"] = "by hand"
+    (line,) = project.run("drift").stdout.splitlines()
+    assert line.startswith("google_compute_network.system: changed by others; ")
+    assert line.endswith("(description)")
+    own["master_version"] = "1.34.10"
+    restored = project.up()
+    assert "changed by others: google_compute_network.system (update)" in restored.stderr
+    assert "google_container_cluster" not in restored.stderr
+    assert len(project.cloud.log) == changes + 1
+
+    changes = len(project.cloud.log)
     project.cloud.remove(POOL)
+    assert "google_container_node_pool.cpu: is gone; " in project.run("drift").stdout
     repaired = project.up()
     project.require_whole()
     assert "changed by others: google_container_node_pool.cpu (gone)" in repaired.stderr
