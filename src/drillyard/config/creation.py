@@ -21,6 +21,7 @@ Consumption = Literal[
 ]
 PoolName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
 """At most 40 characters: Google refuses longer names of node pools only when it makes them."""
+PinnedImage = Annotated[str, Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$")]
 LabelKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 LabelValue = Annotated[str, Field(pattern=r"^[a-z0-9_-]{0,63}$")]
 BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$")]
@@ -136,6 +137,13 @@ class CreationConfig(StrictModel):
     )
     registry: bool = Field(
         default=True, description="Make a repository for images in Artifact Registry."
+    )
+    images: list[PinnedImage] = Field(
+        default=[],
+        description=(
+            "Digests for the images of the DaemonSets that prepare nodes: IMAGE:TAG@sha256:DIGEST."
+            " Default: what the registry says at the first `up`."
+        ),
     )
     state_bucket: BucketName | None = Field(
         default=None,

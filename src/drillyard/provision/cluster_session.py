@@ -119,6 +119,8 @@ class Stages:
     """Findings with `level` (error, warning, unknown), `what` and `fix`."""
     find_leaks: Callable[[ClusterPlan, frozenset[str]], Any]
     """A report with `text` and `exit_code`."""
+    image_digest: Callable[[str], str]
+    """What the registry says of an image with its tag: `sha256:...`."""
     require_programs: Callable[[ClusterPlan], None]
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
@@ -154,6 +156,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
             plan, apis(plan.project), owned, planned.facts
         ),
         write_secret=write_secret,
+        image_digest=lazy("drillyard.provision.image_registry", "image_digest"),
         **{
             name: lazy(inside, name)
             for name in (
