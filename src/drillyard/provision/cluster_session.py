@@ -13,6 +13,7 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.existing_objects import Comparison
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.state_lock import HeldLock, state_lock
@@ -125,6 +126,7 @@ class Stages:
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
+    compare_existing: Callable[[ClusterPlan, str | None], Comparison]
     install_releases: Callable[[ClusterPlan, str | None], None]
     write_secret: Callable[[str, str], str]
     """Writes the value of an environment variable into the cluster; SECRET/KEY."""
@@ -163,6 +165,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
                 "require_programs",
                 "write_context",
                 "remove_context",
+                "compare_existing",
                 "install_releases",
                 "running_workloads",
                 "delete_workloads",

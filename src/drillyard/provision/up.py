@@ -83,6 +83,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
 
 def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str]) -> MadeCluster:
     """Install the charts on a cluster that somebody else has made."""
+    from drillyard.provision.existing_objects import states_text
     from drillyard.provision.kubernetes_stage import context_name
 
     plan = request.plan
@@ -93,8 +94,13 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
         )
     stages.require_programs(plan)
     context = context_name(plan)
+    compared = stages.compare_existing(plan, context)
+    for line in states_text(compared.states):
+        request.report(line)
+    if compared.refusals:
+        raise UserError("\n".join([*compared.refusals, "Nothing was changed."]))
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
-    stages.install_releases(plan, context)
+    stages.install_releases(compared.plan, context)
     return MadeCluster(context or "", {})
 
 

@@ -13,7 +13,7 @@ import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
 from tests.integration.kubernetes.team import until
-from tests.integration.provision.kubernetes_admin import Admin
+from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
 
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
 PRIVILEGED = "runs-privileged"
@@ -336,3 +336,112 @@ def test_a_claim_that_cannot_go_is_named_with_its_finalizer(admin: Admin) -> Non
         *("--namespace", "other", "patch", "persistentvolumeclaim", "held"),
         *("--type", "merge", "--patch", patch),
     )
+
+
+COMPARE = "stage.compare_existing(plan, context)"
+INSTALL_COMPARED = (
+    "stage.install_releases(stage.compare_existing(plan, context).plan, context,"
+    " notice=said.append)"
+)
+
+
+def existing(admin: Admin, namespace: str) -> Path:
+    """A file for the same cluster as one that somebody else has made."""
+    path = admin.directory / f"{namespace}.yaml"
+    content = {
+        **{key: FILE[key] for key in ("name", "machine", "nodes", "image")},
+        "platform": "kubernetes",
+        "network_stack": "ethernet",
+        "storage": {"directory": "/data"},
+        "kubernetes": {
+            "context": CONTEXT,
+            "namespace": namespace,
+            "queue": "gpus",
+            "volume_claim": "shared",
+            "run_as_user": 1000,
+            "node_selector": {"cloud.google.com/gke-nodepool": "c-spot"},
+        },
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def states(admin: Admin, path: Path) -> dict[str, str]:
+    """The state of each object by kind and name."""
+    found = admin.value(f"dataclasses.asdict({COMPARE})['states']", path)
+    return {f"{each['kind']} {each['name']}": each["state"] for each in found}
+
+
+def kueue_object(admin: Admin, kind: str, name: str, namespace: str = "", **spec: Any) -> Any:
+    versions = admin.cluster.kubectl("api-versions").split()
+    version = "v1beta2" if "kueue.x-k8s.io/v1beta2" in versions else "v1beta1"
+    place = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {
+        "apiVersion": f"kueue.x-k8s.io/{version}",
+        "kind": kind,
+        "metadata": place,
+        "spec": spec,
+    }
+
+
+def test_queues_of_somebody_else_are_used_as_they_are_or_named(admin: Admin) -> None:
+    """On a cluster that exists; the objects of ours that the tests before have made are replaced by
+    those of this file, which has the same name."""
+    theirs = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "theirs"}}
+    gpus = {"name": "nvidia.com/gpu", "nominalQuota": 16}
+    group = {"coveredResources": ["nvidia.com/gpu"]}
+    group["flavors"] = [{"name": "shared", "resources": [gpus]}]  # type: ignore[list-item]
+    selector = {"cloud.google.com/gke-nodepool": "c-spot"}
+    queue = kueue_object(
+        admin, "ClusterQueue", "shared", namespaceSelector={}, resourceGroups=[group]
+    )
+    admin.cluster.apply(
+        theirs,
+        kueue_object(admin, "ResourceFlavor", "shared", nodeLabels=selector),
+        queue,
+        kueue_object(admin, "LocalQueue", "gpus", "theirs", clusterQueue="shared"),
+    )
+    path = existing(admin, "theirs")
+    found = states(admin, path)
+    assert found["LocalQueue theirs/gpus"] == found["ClusterQueue shared"] == "used"
+    assert found["Namespace theirs"] == "used" and "ClusterQueue gpus" not in found
+    assert found["ServiceAccount theirs/trainer"] == found["Role theirs/drillyard"] == "add"
+    before = admin.cluster.get("--namespace", "theirs", "localqueue/gpus")["metadata"]
+
+    admin.value(INSTALL_COMPARED, path)
+    kept = admin.cluster.get("--namespace", "theirs", "localqueue/gpus")["metadata"]
+    assert kept["uid"] == before["uid"] and "labels" not in kept
+    assert states(admin, path)["ServiceAccount theirs/trainer"] == "ours"
+    launch(admin, "in-theirs", path)
+    until(lambda: is_admitted(admin, "in-theirs", "theirs"), 60)
+    status = admin.value(STATUS, path)
+    assert status["missing"] == []
+    assert [(each["name"], each["admitted"]) for each in status["queues"]] == [("shared", 1)]
+    shown = admin.drillyard("cluster", "plan", path, "--check")
+    assert "LocalQueue" in shown.stdout and "theirs/gpus" in shown.stdout
+
+    admin.cluster.apply({**queue, "spec": {**queue["spec"], "namespaceSelector": None}})
+    checked = admin.drillyard("cluster", "plan", path, "--check", check=False)
+    assert checked.returncode == 1 and "takes no runs of namespace theirs" in checked.stdout
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2 and "kubernetes.queue" in refused.stderr
+    # What the refusal says to do.
+    admin.drillyard("cluster", "plan", path, "--check", "--set", "kubernetes.queue=other")
+
+
+def test_a_namespace_that_the_file_names_is_made_by_its_user_and_the_rest_added_once(
+    admin: Admin,
+) -> None:
+    path = existing(admin, "mine")
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2
+    (command,) = [
+        line.partition("make it: ")[2] for line in refused.stderr.splitlines() if "make it" in line
+    ][-1:]
+    assert command.split() == ["kubectl", "create", "namespace", "mine"]
+    admin.cluster.kubectl(*command.split()[1:])
+    assert states(admin, path)["ClusterQueue gpus"] == "add"
+    admin.drillyard("cluster", "up", path, "--yes")
+    found = states(admin, path)
+    assert found.pop("Namespace mine") == "used"
+    assert {each for name, each in found.items() if not name.startswith("chart")} == {"ours"}
