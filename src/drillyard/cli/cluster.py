@@ -195,5 +195,5 @@ def status(
     if as_json:
         print_json(found.as_json())
     else:
-        typer.echo(status_text(found))
+        typer.echo(status_text(found, shlex.quote(str(config))))
     raise typer.Exit(3 if found.objects is None else int(not found.ready))

@@ -100,7 +100,7 @@ def cluster_objects_status(
         *_missing_programs(api, helm, plan, releases),
         *_missing_in_namespaces(api, values),
         *(f"queue {each.name}: {each.reason}" for each in queues if not each.active),
-        *_missing_nodes(pools),
+        *_missing_nodes(pools, values),
         *_missing_labels(values, nodes),
     )
     created = str(namespace.get("metadata", {}).get("creationTimestamp", ""))
@@ -213,12 +213,14 @@ def _missing_in_namespaces(api: ApiServer, values: Mapping[str, Any]) -> Iterato
                 yield f"queue {pool['queue']} in namespace {each['name']}: is not there"
 
 
-def _missing_nodes(pools: tuple[PoolStatus, ...]) -> Iterator[str]:
+def _missing_nodes(pools: tuple[PoolStatus, ...], values: Mapping[str, Any]) -> Iterator[str]:
+    labels = {each["name"]: each.get("nodeLabels", {}) for each in values.get("pools", ())}
     for each in pools:
-        if each.wanted is not None and not each.starts_at_zero and each.ready < each.wanted:
-            yield f"pool {each.name}: {each.ready} of {each.wanted} nodes are ready"
-        elif each.ready < each.present:
-            yield f"pool {each.name}: {each.ready} of {each.present} nodes are ready"
+        wanted = each.wanted if each.wanted is not None and not each.starts_at_zero else None
+        if each.ready < (most := each.present if wanted is None else wanted):
+            selector = ",".join(f"{key}={value}" for key, value in labels[each.name].items())
+            command = f"kubectl get nodes{f' --selector {selector}' if selector else ''}"
+            yield f"pool {each.name}: {each.ready} of {most} nodes are ready: {command}"
 
 
 def _missing_labels(values: Mapping[str, Any], nodes: list[dict[str, Any]]) -> Iterator[str]:
