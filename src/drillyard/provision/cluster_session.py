@@ -14,6 +14,7 @@ from typing import Any
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.existing_objects import Comparison
+from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.state_lock import HeldLock, state_lock
@@ -23,11 +24,6 @@ from drillyard.provision.terraform_program import (
     find_terraform,
     minimum_version,
 )
-
-
-def print_progress(line: str) -> None:
-    """Progress goes to standard error: the result is on standard output."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def ask_terminal(question: str) -> bool:

@@ -20,7 +20,6 @@ import yaml
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.submit_lock import config_map_lock
-from drillyard.launch.remote_files import print_notice
 from drillyard.programs import Programs, Result, require_success
 from drillyard.provision.cluster_chart import (
     JOBSET,
@@ -31,6 +30,7 @@ from drillyard.provision.cluster_chart import (
     chart_directory,
 )
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
+from drillyard.provision.progress import print_progress
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ApiServer
@@ -64,7 +64,7 @@ def install_releases(
     *,
     programs: Programs | None = None,
     ready_seconds: float = READY_SECONDS,
-    notice: Callable[[str], None] = print_notice,
+    notice: Callable[[str], None] = print_progress,
 ) -> None:
     """Install or update every release of the plan, in order, and wait for each. JobSet and Kueue
     that somebody else has installed are used as they are.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
 import re
 import time
 import urllib.request
@@ -24,6 +23,7 @@ from typing import Any
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from drillyard.errors import UnreachableError, UserError
+from drillyard.launch.agent.state_file import json_object
 
 REQUEST_SECONDS = 10.0
 ALL_SECONDS = 45.0
@@ -92,19 +92,11 @@ def image_digest(image: str) -> str:
         if stated != digest:
             raise UserError(f"{tag.manifest}: its content is {digest}, and not {stated[:80]}")
     kind = found.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in _MANIFESTS or (found.body and not _is_manifest(found.body)):
+    if kind not in _MANIFESTS or (found.body and json_object(found.body).get("schemaVersion") != 2):
         raise UserError(f"{tag.manifest}: is not an image, but {kind[:80] or 'of no type'}")
     if _DIGEST.fullmatch(digest) is None:
         raise UserError(f"{tag.manifest}: has the digest {digest[:80]}, which is not one of sha256")
     return digest
-
-
-def _is_manifest(body: bytes) -> bool:
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("schemaVersion") == 2
 
 
 @dataclass(frozen=True)
@@ -150,11 +142,8 @@ class _Registry:
         found = self._patient("GET", place, {}, _TOKEN_BYTES)
         if found.status != 200:
             raise UserError(f"{realm}: gives no token for it ({found.status})")
-        try:
-            content: Any = json.loads(found.body)
-            token = content.get("token") or content.get("access_token")
-        except (ValueError, RecursionError, AttributeError):
-            token = None
+        content = json_object(found.body)
+        token = content.get("token") or content.get("access_token")
         if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
             raise UserError(f"{realm}: gives no token")
         return token

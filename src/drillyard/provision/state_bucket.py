@@ -18,7 +18,6 @@ from typing import Any
 
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.vertex.config import NO_CLIENT
 from drillyard.programs import parallel_map, shown_text
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.terraform_output import StateResource, state_resources
@@ -30,7 +29,9 @@ try:
     from google.cloud import storage
     from google.cloud.storage.retry import DEFAULT_RETRY
 except ImportError as _error:
-    raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
+    raise MissingExtraError(
+        f"a cluster's state needs Google's client ({_error.name}): pip install 'drillyard[gcp]'"
+    ) from None
 
 LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(60.0), "timeout": 60.0}
 _STATE = "default.tfstate"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,3 +141,12 @@ def test_what_was_never_made_is_one_line_and_the_next_command_makes_it() -> None
         "c", None, None, ("not made yet: a",), None, ("Kubernetes",)
     )
     assert "next: drillyard cluster up c.yaml" in cluster_status.status_text(found, "c.yaml")
+
+
+def test_without_googles_client_the_error_is_of_clusters_and_of_no_other_platform() -> None:
+    program = "import sys; sys.modules['google.cloud'] = None; import drillyard.provision.{}"
+    command = [sys.executable, "-c", program.format("state_bucket")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert "MissingExtraError" in said and "cluster" in said and "vertex" not in said
+    assert "pip install 'drillyard[gcp]'" in said
