@@ -13,7 +13,7 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.existing_objects import Comparison
+from drillyard.provision.existing_objects import ComparedCluster
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
@@ -122,7 +122,7 @@ class Stages:
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
-    compare_existing: Callable[[ClusterPlan, str | None], Comparison]
+    compare_existing: Callable[[ClusterPlan, str | None], ComparedCluster]
     install_releases: Callable[[ClusterPlan, str | None], None]
     write_secret: Callable[[str, str], str]
     """Writes the value of an environment variable into the cluster; SECRET/KEY."""

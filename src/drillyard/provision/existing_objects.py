@@ -68,7 +68,7 @@ class ObjectState:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedCluster:
     """The plan of what is to be installed, and the state of every object."""
 
     plan: ClusterPlan
@@ -82,7 +82,7 @@ class Comparison:
 
 def compare_existing(
     plan: ClusterPlan, context: str | None, *, programs: Programs | None = None
-) -> Comparison:
+) -> ComparedCluster:
     """Compare the plan with the cluster that a context reaches. Raises UserError where the cluster
     cannot be asked, or Helm is missing."""
     from drillyard.launch.kubernetes.cluster_api import ApiServer
@@ -111,7 +111,7 @@ def compare_existing(
         if (key[0], shown(key)) not in named:
             states.append(ObjectState(key[0], shown(key), "ours" if found[key] else "add"))
     own = [adapted_release if each is release else each for each in plan.releases]
-    return Comparison(replace(plan, releases=tuple(own)), (*releases, *states))
+    return ComparedCluster(replace(plan, releases=tuple(own)), (*releases, *states))
 
 
 def adapted(

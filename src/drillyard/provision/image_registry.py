@@ -50,7 +50,7 @@ _MISSING = (401, 403, 404)
 
 
 @dataclass(frozen=True)
-class Tag:
+class ImageTag:
     """Where an image's tag is: the address of the registry, the repository and the tag."""
 
     registry: str
@@ -62,7 +62,7 @@ class Tag:
         return f"{self.registry}/v2/{self.path}/manifests/{self.name}"
 
 
-def tag_of(image: str) -> Tag:
+def tag_of(image: str) -> ImageTag:
     """The place of HOST/PATH:TAG. Raises UserError for what is not the name of an image."""
     found = _IMAGE.fullmatch(image)
     if found is None:
@@ -72,7 +72,7 @@ def tag_of(image: str) -> Tag:
         host, path = "registry-1.docker.io", path if "/" in path else f"library/{path}"
     # Docker's own rule: a registry on this machine needs no certificate.
     scheme = "http" if _is_here(urlsplit(f"//{host}").hostname or "") else "https"
-    return Tag(f"{scheme}://{host}", path, found["tag"] or "latest")
+    return ImageTag(f"{scheme}://{host}", path, found["tag"] or "latest")
 
 
 def image_digest(image: str) -> str:
@@ -109,7 +109,7 @@ class _Answer:
 
 @dataclass
 class _Registry:
-    tag: Tag
+    tag: ImageTag
     until: float
     """Of time.monotonic()."""
     authorization: dict[str, str] = field(default_factory=dict)

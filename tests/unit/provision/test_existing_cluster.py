@@ -12,7 +12,7 @@ import pytest
 from drillyard.cli.main import main
 from drillyard.errors import UserError
 from drillyard.provision.cluster_session import Request
-from drillyard.provision.existing_objects import Comparison, ObjectState
+from drillyard.provision.existing_objects import ComparedCluster, ObjectState
 from drillyard.provision.provisioner import plan_file
 from drillyard.provision.up import bring_up
 
@@ -40,7 +40,9 @@ def request(config: Path) -> Request:
 def stages(installed: list[Any], *states: ObjectState) -> Any:
     return SimpleNamespace(
         require_programs=lambda plan: None,
-        compare_existing=lambda plan, context: Comparison(replace(plan, name="adapted"), states),
+        compare_existing=lambda plan, context: ComparedCluster(
+            replace(plan, name="adapted"), states
+        ),
         install_releases=lambda plan, context: installed.append((plan.name, context)),
     )
 
