@@ -154,15 +154,41 @@ def test_a_run_without_node_directories_is_admitted_in_the_restricted_namespace(
     until(lambda: len(pods(admin, "plain", "runs")) == 2, 60)
 
 
-def test_the_restricted_namespace_refuses_what_needs_privilege(admin: Admin) -> None:
-    path = config(admin, "spot", kubernetes={"namespace": "runs"})
+NEEDS_PRIVILEGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gib": ({}, ("hostPath",)),
+    "tcpxo": ({"machine": "a3-megagpu-8g"}, ("hostPath", "NET_ADMIN")),
+    "tcpx": ({"machine": "a3-highgpu-8g"}, ("hostPath", "NET_ADMIN")),
+    "host": ({"kubernetes": {"pod_network": "host"}}, ("hostNetwork", "privileged")),
+    "dranet": ({"kubernetes": {"pod_network": "dranet"}}, ("hostPath",)),
+    "infiniband": ({"network_stack": "infiniband"}, ("hostPath", "privileged")),
+    "mounts": (
+        {"network_stack": "ethernet", "kubernetes": {"mounts": [{"host": "/mnt", "pod": "/mnt"}]}},
+        ("hostPath",),
+    ),
+}
+"""By the row of the table in docs/kubernetes.md: settings of the file, and what is refused."""
+
+
+@ONE_KUEUE
+@pytest.mark.parametrize("row", NEEDS_PRIVILEGE)
+def test_the_restricted_namespace_refuses_what_needs_privilege(row: str, admin: Admin) -> None:
+    settings, words = NEEDS_PRIVILEGE[row]
+    section = {**settings.get("kubernetes", {}), "namespace": "runs"}
+    path = config(admin, "spot", **{**settings, "kubernetes": section})
     done = launch(admin, "forbidden", path, check=False)
     assert done.returncode == 2
-    assert "violates PodSecurity" in done.stderr and "hostPath" in done.stderr
-    assert (
-        admin.cluster.get("--namespace", "runs", "jobsets")["items"][0]["metadata"]["name"]
-        == "plain"
-    )
+    assert "violates PodSecurity" in done.stderr
+    assert [word for word in words if word not in done.stderr] == []
+    found = admin.cluster.get("--namespace", "runs", "jobsets")["items"]
+    assert [each["metadata"]["name"] for each in found] == ["plain"]
+
+
+@ONE_KUEUE
+def test_the_restricted_namespace_takes_no_run_of_root(admin: Admin) -> None:
+    section = {"namespace": "runs", "run_as_user": 0}
+    path = config(admin, "spot", network_stack="ethernet", kubernetes=section)
+    done = launch(admin, "root", path, check=False)
+    assert done.returncode == 2 and "violates PodSecurity" in done.stderr, done.stderr
 
 
 def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) -> None:
