@@ -162,7 +162,7 @@ NEEDS_PRIVILEGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "dranet": ({"kubernetes": {"pod_network": "dranet"}}, ("hostPath",)),
     "mounts": ({"network_stack": "ethernet", "mounts": ["/mnt:/mnt"]}, ("hostPath",)),
 }
-"""By the row of the table in docs/kubernetes.md, without infiniband, which no machine of Google has:
+"""By the row of the table in docs/kubernetes.md, without infiniband, which Google does not have:
 settings of the file, and what is refused."""
 
 
