@@ -211,9 +211,9 @@ def _queue_of(
     ]
     of_others = dict.fromkeys([*([queue] if queue else []), *local.values()])
     for target in of_others:
-        if target == name and not queue:
-            continue
         users = [row for row in namespaces if local.get(row["name"], queue) == target]
+        if not users or (target == name and not queue):
+            continue
         body = find(("ClusterQueue", "", target))
         if body is None:
             why = f"no ClusterQueue has that name: name another queue than {name} by"

@@ -105,6 +105,17 @@ def test_our_own_queue_stays_though_another_namespace_has_a_local_queue_of_someb
     assert "LocalQueue/team-a/gpus" in found["existing"]
 
 
+def test_a_queue_of_somebody_else_that_no_namespace_would_use_is_not_in_the_way() -> None:
+    there = {
+        QUEUE: cluster_queue(quota=0),
+        ("LocalQueue", "team-a", "gpus"): body(clusterQueue="shared"),
+        ("ClusterQueue", "", "shared"): cluster_queue(),
+    }
+    found, states = compared(values(), there)
+    assert "conflict" not in {each.state for each in states.values()}
+    assert found["pools"][0]["clusterQueue"] == "gpus"  # none of ours is made over it
+
+
 FITS: list[tuple[dict[str, Any], str]] = [
     ({"quota": 8}, "its quota of nvidia.com/gpu is 8"),
     ({"quota": "16"}, ""),
