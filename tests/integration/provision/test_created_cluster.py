@@ -15,6 +15,9 @@ from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
 from tests.integration.kubernetes.team import until
 from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
 
+from drillyard.provision.launch_file import with_settings
+from drillyard.provision.provisioner import plan_file
+
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
 PRIVILEGED = "runs-privileged"
 INSTALL = "stage.install_releases(plan, context, notice=said.append)"
@@ -125,8 +128,12 @@ def pods(admin: Admin, run: str, namespace: str = PRIVILEGED) -> list[dict[str, 
 def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_file(
     mode: str, admin: Admin
 ) -> None:
-    run = f"run-{mode}"
-    launch(admin, run, config(admin, mode))
+    run, path = f"run-{mode}", config(admin, mode)
+    # As `up --write` leaves it.
+    settings = plan_file(path).plan.launch_settings or {}
+    path.write_text(with_settings(path.read_text(), settings))
+    assert f"queue: c-{mode}\n" in path.read_text()
+    launch(admin, run, path)
     if mode == "flex-start-queued":
         found = until(
             lambda: admin.cluster.get("--all-namespaces", "provisioningrequests")["items"]
