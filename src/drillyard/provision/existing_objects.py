@@ -37,6 +37,8 @@ State = Literal["ours", "used", "add", "missing", "conflict"]
 Key = tuple[str, str, str]
 """Kind, namespace (empty: in none) and name."""
 Object = Mapping[str, Any]
+_MARK = "meta.helm.sh/release"
+"""Of the annotations by which Helm knows an object of a release."""
 LEVEL = "pod-security.kubernetes.io/enforce"
 _CORE, _RBAC, _KUEUE = "/api/v1", "/apis/rbac.authorization.k8s.io/v1", ""
 _PLACES = {
@@ -98,12 +100,16 @@ def compare_existing(
         return api.one(_path(api, key))
 
     found = {key: find(key) for key in wanted}
-    foreign = {
+    unmarked = {
         key: body
         for key, body in found.items()
-        if body is not None and key not in mine and not _is_annotated(body, release)
+        if body is not None and not _is_annotated(body, release)
     }
+    # Helm would change it, and delete it where it is left out.
+    lost = [_lost(key, release) for key in unmarked if key in mine]
+    foreign = {key: body for key, body in unmarked.items() if key not in mine}
     values, states = adapted(release.values, foreign, find)
+    states += lost
     adapted_release = replace(release, values=values)
     named = {(each.kind, each.name) for each in states}
     for each in rendered_objects(helm, adapted_release, _kueue(api)):
@@ -261,6 +267,15 @@ def _used(kind: str, name: str, how: str) -> ObjectState:
     return ObjectState(kind, name, "used", f"is not Drillyard's; {how}")
 
 
+def _lost(key: Key, release: ChartRelease) -> ObjectState:
+    kind, namespace, name = key
+    marks = (f"{_MARK}-name={release.name}", f"{_MARK}-namespace={release.namespace}")
+    command = ["kubectl", *(["-n", namespace] if namespace else []), "annotate", "--overwrite"]
+    command += [kind.lower(), name, *marks]
+    why = "was made by an earlier up and has lost its annotations, or somebody has made it again"
+    return ObjectState(kind, shown(key), "conflict", f"{why}; if it is ours: {' '.join(command)}")
+
+
 def _release_state(api: ApiServer, helm: Helm, release: ChartRelease) -> ObjectState:
     name = f"{release.name} {release.version}"
     if is_foreign(api, release):
@@ -316,5 +331,5 @@ def _kueue(api: ApiServer) -> str:
 
 def _is_annotated(body: Object, release: ChartRelease) -> bool:
     marks = body["metadata"].get("annotations") or {}
-    place = (marks.get("meta.helm.sh/release-name"), marks.get("meta.helm.sh/release-namespace"))
+    place = (marks.get(f"{_MARK}-name"), marks.get(f"{_MARK}-namespace"))
     return place == (release.name, release.namespace)

@@ -476,3 +476,18 @@ def test_a_namespace_that_the_file_names_is_made_by_its_user_and_the_rest_added_
     found = states(admin, path)
     assert found.pop("Namespace mine") == "used"
     assert {each for name, each in found.items() if not name.startswith("chart")} == {"ours"}
+
+    # One of ours that somebody has made again: nothing is changed before its owner is known.
+    queue = ("--namespace", "mine", "localqueue/gpus")
+    made = admin.cluster.get(*queue)
+    admin.cluster.kubectl("--namespace", "mine", "delete", "localqueue", "gpus")
+    place = {"name": "gpus", "namespace": "mine"}
+    admin.cluster.apply(
+        {**{key: made[key] for key in ("apiVersion", "kind", "spec")}, "metadata": place}
+    )
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2
+    assert "labels" not in admin.cluster.get(*queue)["metadata"]
+    command = refused.stderr.partition("if it is ours: kubectl ")[2].splitlines()[0]
+    admin.cluster.kubectl(*command.split())
+    assert states(admin, path)["LocalQueue mine/gpus"] == "ours"
