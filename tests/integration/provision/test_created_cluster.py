@@ -421,13 +421,13 @@ def test_queues_of_somebody_else_are_used_as_they_are_or_named(admin: Admin) -> 
     gpus = {"name": "nvidia.com/gpu", "nominalQuota": 16}
     group = {"coveredResources": ["nvidia.com/gpu"]}
     group["flavors"] = [{"name": "shared", "resources": [gpus]}]  # type: ignore[list-item]
-    selector = {"cloud.google.com/gke-nodepool": "c-spot"}
+    nodes = {"cloud.google.com/gke-nodepool": "c-spot"}
     queue = kueue_object(
         admin, "ClusterQueue", "shared", namespaceSelector={}, resourceGroups=[group]
     )
     admin.cluster.apply(
         theirs,
-        kueue_object(admin, "ResourceFlavor", "shared", nodeLabels=selector),
+        kueue_object(admin, "ResourceFlavor", "shared", nodeLabels=nodes),
         queue,
         kueue_object(admin, "LocalQueue", "gpus", "theirs", clusterQueue="shared"),
     )
@@ -451,7 +451,8 @@ def test_queues_of_somebody_else_are_used_as_they_are_or_named(admin: Admin) -> 
     shown = admin.drillyard("cluster", "plan", path, "--check")
     assert "LocalQueue" in shown.stdout and "theirs/gpus" in shown.stdout
 
-    admin.cluster.apply({**queue, "spec": {**queue["spec"], "namespaceSelector": None}})
+    selector = {"matchLabels": {"team": "b"}}
+    admin.cluster.apply({**queue, "spec": {**queue["spec"], "namespaceSelector": selector}})
     checked = admin.drillyard("cluster", "plan", path, "--check", check=False)
     assert checked.returncode == 1 and "takes no runs of namespace theirs" in checked.stdout
     refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
