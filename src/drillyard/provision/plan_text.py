@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from drillyard.formatting import plural
 from drillyard.hardware.facts import Fact
+from drillyard.provision.cluster_chart import OWN_CHART
 from drillyard.provision.cluster_plan import ClusterPlan, Pool, PriceLine
-from drillyard.provision.helm_releases import own_release
 from drillyard.provision.plan_document import ranges_of
 from drillyard.provision.prices import HOURS_PER_DAY, UsePrice, price_totals
 
@@ -112,7 +112,10 @@ def _releases(plan: ClusterPlan) -> Iterator[str]:
 
 def _queues(plan: ClusterPlan) -> Iterator[str]:
     """What runs find on a cluster that exists."""
-    values = own_release(plan.releases).values
+    own = [each.values for each in plan.releases if each.chart == OWN_CHART]
+    if not own:
+        return
+    (values,) = own
     yield "for runs"
     rows: list[tuple[str, ...]] = []
     for each in values["pools"]:
