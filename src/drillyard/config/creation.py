@@ -101,7 +101,10 @@ class CreationConfig(StrictModel):
     )
     compact_placement: bool | None = Field(
         default=None,
-        description="Nodes close together; default: where machine and consumption allow it.",
+        description=(
+            "Whether to ask for nodes near each other; default: where machine and consumption"
+            " allow it. On A4X it cannot be chosen."
+        ),
     )
     private_nodes: bool = Field(
         default=True, description="Nodes without public addresses, behind Cloud NAT."

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
-from drillyard.hardware.cluster_parts import CpuMachine, PartPrice
+from drillyard.hardware.cluster_parts import CpuMachine, PartPrice, Region
 from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, Fact, FactSource, read_row
 from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
@@ -55,6 +55,7 @@ KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
     "prices": (Price, _by_offer),
     "cpu_machines": (CpuMachine, _by_name),
     "part_prices": (PartPrice, _by_part),
+    "regions": (Region, _by_name),
 }
 """Sections of a hardware file: the class of their rows, and the key that identifies a row."""
 
@@ -108,6 +109,11 @@ class Catalog:
     def part_prices(self) -> tuple[PartPrice, ...]:
         """Prices of what a cluster has beside its GPU nodes, a user's own first."""
         return tuple(self._rows("part_prices", PartPrice))
+
+    @cached_property
+    def regions(self) -> dict[str, Region]:
+        """Regions by name."""
+        return {row.name: row for row in self._rows("regions", Region)}
 
     def find_accelerator(self, name: str) -> Accelerator | None:
         """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never

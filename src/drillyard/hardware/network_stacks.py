@@ -121,8 +121,8 @@ class NetworkStack(CatalogRow):
         the fact; empty: no minimum is known."""
         if dranet:
             return self.gke.dranet_versions, "gke.dranet_versions"
-        by_machine = self.gke.versions
-        return by_machine.get(machine.name, by_machine.get("any", ())), "gke.versions"
+        name = machine.name if machine.name in self.gke.versions else "any"
+        return self.gke.versions.get(name, ()), f"gke.versions.{name}"
 
     def environment_on(self, machine: str) -> dict[str, str]:
         """The settings for a container on `machine`."""

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
+from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.gke.pool_rules import version_needs
 from drillyard.provision.gke.versions import version_numbers
 
-NODES_OF_A_POOL = 1000
-"""Per zone: https://cloud.google.com/kubernetes-engine/quotas"""
+
+HOURS_OF_A_DAY = 24
 
 
 def gke_warnings(
@@ -50,19 +51,21 @@ def gke_warnings(
 
 
 def _of_pool(pool: Pool) -> Iterator[str]:
-    if pool.consumption == "calendar":
+    way = way_of_buying(pool.consumption)
+    if way.hours_ahead is not None:
         yield (
-            f"{pool.name}: a reservation of calendar mode must be asked for 87 hours ahead, and"
-            " cannot be cancelled or changed"
+            f"{pool.name}: a reservation of calendar mode must be asked for {way.hours_ahead} hours"
+            " ahead, and cannot be cancelled or changed"
         )
-    if pool.scales_from_zero:
-        yield f"{pool.name}: its nodes end after seven days, whatever runs on them"
+    if way.longest_hours is not None:
+        days = way.longest_hours / HOURS_OF_A_DAY
+        yield f"{pool.name}: its nodes end after {days:g} days, whatever runs on them"
     if pool.consumption in ("on-demand", "reservation", "calendar", "spot"):
         yield f"{pool.name}: its {pool.nodes} nodes are billed from `up` to `down`, used or not"
-    if pool.nodes > NODES_OF_A_POOL:
+    if not (allowed := limit("nodes-of-a-pool-in-a-zone")).allows(pool.nodes):
         yield (
-            f"{pool.name}: more than {NODES_OF_A_POOL} nodes in one zone of a pool must be granted"
-            " by Google"
+            f"{pool.name}: more than {allowed.in_words} in one zone of a pool must be granted by"
+            " Google"
         )
 
 

@@ -13,22 +13,17 @@ from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
 from drillyard.hardware.capacity import CLOUD_TITLES
+from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.gke import LONGEST_FLEX_START_HOURS
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
 from drillyard.provision.gke.names import REGION, ZONE
-from drillyard.provision.gke.placement import compact_problem, nodes_of_domain
+from drillyard.provision.gke.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.pools import key_path
-
-FIRST_FLEX_START = ("1.32.2-gke.1652000",)
-"""https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
-VPC_MTU = range(1300, 8897)
-"""https://cloud.google.com/vpc/docs/mtu"""
 
 
 def pool_problems(
@@ -46,8 +41,9 @@ def pool_problems(
         if pool.name in (CPU_POOL, DEFAULT_POOL):
             message = f"{pool.name} is the name of another pool of the cluster; give another"
             yield Problem(key_path(pool, "name"), message)
-        if creation.compact_placement and (wrong := compact_problem(pool)) is not None:
-            message = f"{pool.name}: {wrong}; remove it"
+        compact = creation.compact_placement
+        if compact is not None and (wrong := placement_problem(pool, compact)) is not None:
+            message = f"pool {pool.name}: {wrong}; remove it"
             yield Problem(("cluster", "compact_placement"), message)
         yield from _version(creation, network)
     yield from network_problems(networks)
@@ -71,10 +67,10 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
         yield Problem(("network_stack",), wrong)
     else:
         for mtu in {each.mtu for each in network.interfaces if each.mtu is not None}:
-            if mtu not in VPC_MTU:
+            if not (allowed := limit("vpc-mtu")).allows(mtu):
                 message = (
                     f"{network.stack.name} has networks of MTU {mtu}, and a VPC has"
-                    f" {VPC_MTU.start} to {VPC_MTU.stop - 1}: change it in the hardware file"
+                    f" {allowed.in_words}: change it in the hardware file"
                 )
                 yield Problem(path, message)
 
@@ -130,10 +126,11 @@ def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
         )
         yield Problem(key_path(pool, "nodes"), message)
     hours = cluster.section_as(KubernetesConfig).max_run_hours
-    if not pool.key and pool.scales_from_zero and (hours or 0) > LONGEST_FLEX_START_HOURS:
+    longest = way_of_buying(pool.consumption).longest_hours
+    if not pool.key and longest is not None and hours is not None and hours > longest:
         message = (
-            f"{hours:g}: nodes of {pool.consumption} exist for at most"
-            f" {LONGEST_FLEX_START_HOURS} hours"
+            f"{hours:g}: nodes of {pool.consumption} exist for at most {longest} hours: write"
+            f" {longest}, or less"
         )
         yield Problem(("kubernetes", "max_run_hours"), message)
 
@@ -160,8 +157,8 @@ def version_needs(network: PoolNetwork) -> Iterator[tuple[str, Sequence[str]]]:
             versions = pool.machine.pods.gke_versions or versions
         way = "managed DRANET" if network.dranet else stack.title
         yield f"{way} on {pool.machine.name}", versions
-    if pool.scales_from_zero:
-        yield pool.consumption, FIRST_FLEX_START
+    if versions := way_of_buying(pool.consumption).gke_versions:
+        yield pool.consumption, versions
 
 
 def _version(creation: CreationConfig, network: PoolNetwork) -> Iterator[Problem]:
