@@ -18,16 +18,27 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.problems import Problem
 from drillyard.config.strict_model import StrictModel
 from drillyard.errors import ConfigError
 from drillyard.plugins import load_plugins
 
 # ssh reads a name that begins with "-" as an option, and some options run programs.
-Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
-HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+Login = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$"),
+    Allowed("a login, which begins with a letter or digit"),
+]
+HostAddress = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$"),
+    Allowed("a host's name or address"),
+]
 SshHost = Annotated[
-    str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")
+    str,
+    Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$"),
+    Allowed("[USER@]HOST, a host's name or address"),
 ]
 
 THIS_MACHINE = "local"

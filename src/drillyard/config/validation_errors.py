@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
+import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,9 +21,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.platforms import by_use
 from drillyard.config.problems import Path, Problem, closest_name, dotted
 from drillyard.config.run_checks import NOT_AVAILABLE
+from drillyard.config.yaml_document import BOOLEANS, WrittenFloat, scalar
 
 # What other trainers call our settings, where the spelling alone does not lead to ours.
 _OTHER_NAMES = {
@@ -99,8 +103,12 @@ def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Ite
         for index, (inner, item) in enumerate(zip(get_args(bare), value, strict=True)):
             yield from _walk(inner, item, (*path, index), root)
     elif get_origin(bare) is dict and isinstance(value, dict):
+        of_key, of_item = get_args(bare)
         for key, item in value.items():
-            yield from _walk(get_args(bare)[1], item, (*path, key), root)
+            if not _fits(of_key, key):
+                message = f"keys here are {describe(of_key)}{_correction(of_key, key)}"
+                yield Problem((*path, key), message)
+            yield from _walk(of_item, item, (*path, key), root)
     elif annotation is Any and isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _walk(Any, item, (*path, key), root)
@@ -121,9 +129,7 @@ def _model(
         if value.get(key, field) is None and field.is_required() and _is_model(field.annotation):
             yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
         elif key in value:
-            for problem in _walk(_annotation(field), value[key], (*path, key), root):
-                own = (*path, key) in (problem.path, problem.path[:-1])
-                yield _with_meaning(problem, field, len(path) + 1) if own else problem
+            yield from _walk(_annotation(field), value[key], (*path, key), root)
         elif field.is_required() and key not in mistyped:
             yield Problem((*path, key), f"missing{_what_to_write(key, field)}")
 
@@ -140,20 +146,6 @@ def _what_to_write(key: str, field: FieldInfo) -> str:
     if _is_model(field.annotation):
         return f"; a mapping with {_keys(_bare(field.annotation))}"
     return f"; allowed: {describe(_annotation(field))}"
-
-
-def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
-    """Replace a regular expression by the field's description, which says the same to a user."""
-    # The patterns of a list apply to its items.
-    if (get_origin(_bare(field.annotation)) is list) != (len(problem.path) > depth):
-        return problem
-    members = [_annotation(field), *get_args(_bare(field.annotation))]
-    if field.description and any(
-        getattr(part, "pattern", None) for member in members for part in _constraints(member)
-    ):
-        found = problem.message.split("; allowed: ")[0]
-        return Problem(problem.path, f"{found}; allowed: {field.description.rstrip('.')}")
-    return problem
 
 
 def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
@@ -240,9 +232,41 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
             f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
         )
         message += f"did you mean '{'auto' if value else 'never'}'?"
-    elif isinstance(value, bool | int | float) and _fits(annotation, str(value)):
-        message += "; put it in quotes"
+    elif isinstance(value, bool | int | float):
+        written = value.text if isinstance(value, WrittenFloat) else str(value)
+        if _fits(annotation, written):
+            message += f'; put it in quotes: "{written}"'
+    elif isinstance(value, str) and value.lower() in BOOLEANS and _fits(annotation, True):
+        message += f"; write {json.dumps(BOOLEANS[value.lower()])}, without quotes"
+    elif isinstance(value, str) and _fits(annotation, scalar(value)):
+        message += f"; write {value.strip()}, without quotes"
+    elif isinstance(value, str) and _fits(_list_of(annotation), [value]):
+        message += f"; write [{value}]"
+    elif isinstance(value, str):
+        message += _correction(annotation, value)
     return Problem(path, message)
+
+
+def _correction(annotation: Any, text: str) -> str:
+    """`; write my-lab` where a text that a pattern refuses has a likely spelling."""
+    members = get_args(_bare(annotation)) if _is_union(_bare(annotation)) else (annotation,)
+    if not any(_words(each) for each in members):
+        return ""
+    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
+    word = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    likely = [text.strip(), text.lower(), text.removeprefix("gs://").strip("/")]
+    likely += [text.removeprefix("v"), re.sub(r"(\.[x*])+$", "", text)]
+    likely += [word[:length].rstrip("-") for length in (None, 63, 40)]
+    for each in likely:
+        if each != text and _fits(annotation, each):
+            return f"; write {each}" if scalar(each) == each else f'; write "{each}"'
+    return ""
+
+
+def _words(annotation: Any) -> str:
+    """What the pattern of an annotation allows, in words; empty: it has none."""
+    found = (part.words for part in _constraints(annotation) if isinstance(part, Allowed))
+    return next(found, "")
 
 
 def _fits(annotation: Any, value: Any) -> bool:
@@ -261,8 +285,13 @@ def describe(annotation: Any) -> str:
     """Describe an annotation: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank,
     alpha) or null`."""
     bare = _bare(annotation)
+    if words := _words(annotation):
+        return words
     if _is_union(bare):
-        return " or ".join(describe(member) for member in get_args(bare))
+        members = get_args(bare)
+        # Words of a pattern are a sentence, and null is what leaving the key out means.
+        patterns = [each for each in members if _words(each)]
+        return " or ".join(describe(each) for each in patterns or members)
     if get_origin(bare) is Literal:
         *most, last = [
             f"'{choice}'" if isinstance(choice, str) else json.dumps(choice)
@@ -299,6 +328,8 @@ def describe_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, WrittenFloat):
+        return value.text
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else f"{value[:57]}...")
     return json.dumps(value)
@@ -327,6 +358,13 @@ def _constraints(annotation: Any) -> list[Any]:
 
 def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _list_of(annotation: Any) -> Any:
+    """The annotation itself, or the list among the members of a union."""
+    bare = _bare(annotation)
+    lists = [each for each in get_args(bare) if _is_sequence(_bare(each))]
+    return _bare(lists[0]) if _is_union(bare) and lists else bare
 
 
 def _is_union(annotation: Any) -> bool:

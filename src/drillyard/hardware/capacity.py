@@ -96,7 +96,7 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
     if cluster.machine is None:
         raise _at(cluster, "machine", "missing: name the machine type, or give --machine")
     try:
-        machine = facts.machine(cluster.machine)
+        machine = facts.machine(cluster.machine, cluster.cloud)
     except UserError as error:
         raise _at(cluster, "machine", str(error)) from None
     if (unsold := consumption_problem(cluster.consumption, machine)) is not None:
@@ -153,11 +153,11 @@ def quota_needed(
 
 def region_of(cluster: ClusterConfig) -> str | None:
     """The cluster's region, or that of its zone, which is a region and a letter: us-central1-b,
-    us-east-1a."""
+    us-east-1a, us-central1-ai1a."""
     if cluster.location is None:
         return None
     if cluster.location.region is None and cluster.location.zone is not None:
-        return re.sub(r"-?[a-z]$", "", cluster.location.zone)
+        return re.sub(r"-?(ai[0-9]+)?[a-z]$", "", cluster.location.zone)
     return cluster.location.region
 
 

@@ -1,5 +1,5 @@
-"""What a cluster has beside its GPU nodes: machines without GPUs, the prices of the other parts, and
-the region that it is in.
+"""What a cluster has beside its GPU nodes: machines without GPUs, the prices of the other parts,
+and the region that it is in.
 
 The facts are in cpu_machines.yaml, part_prices.yaml and regions.yaml. A price of another region
 never replaces a missing one.

@@ -12,12 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 
 Consumption = Literal[
     "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
 ]
-GkeVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+-gke\.[0-9]+$")]
+GkeVersion = Annotated[
+    str,
+    Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+-gke\.[0-9]+$"),
+    Allowed("a whole version of GKE, such as 1.34.1-gke.1829001"),
+]
 BITS_PER_BYTE = 8
 BILLED_AS = {"flex-start-queued": "flex-start"}
 """Ways of buying that a cloud bills as another one."""

@@ -33,6 +33,8 @@ from drillyard.provision.cluster_plan import ChartRelease, Pool
 
 OWN_CHART = "drillyard-cluster"
 OWN_VERSION = "0.1.0"
+FIRST_KUBERNETES = "1.30"
+"""What the charts need (`kubeVersion` of charts/drillyard-cluster)."""
 OWN_NAMESPACE = "drillyard-system"
 JOBSET, JOBSET_VERSION = "jobset", "0.10.1"
 """The first version that matches messages of failed Jobs, by which the chart `drillyard-run` tells

@@ -60,10 +60,10 @@ def _pools(
     for number, given in enumerate([first, *further]):
         key = f"cluster.pools.{number - 1}" if number else ""
         try:
-            machine = facts.machine(given.machine or cluster.machine)
+            machine = facts.machine(given.machine or cluster.machine, cluster.cloud)
         except UserError as error:
             if given.machine is not None:
-                message = str(error).replace("\n", ". ")
+                message = str(error).replace("\n", " ")
                 problems.append(Problem((*key_path_of(key), "machine"), message))
             continue
         pool = Pool(

@@ -27,7 +27,7 @@ CPU_POOL = "cpu"
 """Name of the pool of the controllers, also in --price cpu=USD."""
 GIVEN = FactSource("given by --price", None)
 HOURS_PER_DAY = 24
-_DEFAULT_DISK = "pd-balanced"
+DEFAULT_DISK = "pd-balanced"
 """Boot disk of a machine of which none is known: GKE's default."""
 
 
@@ -154,7 +154,7 @@ def _gpu_pool(
     node = _own_or(own, None if listed is None else listed.node_hour(pool.machine))
     line = _line(what, pool.nodes, node, missing_price(pool), running)
     yield replace(line, pool=pool.name)
-    disk = pool.machine.boot_disk or _DEFAULT_DISK
+    disk = pool.machine.boot_disk or DEFAULT_DISK
     yield _disks(pool.name, pool.nodes, creation, disk, facts, pool.region, running)
 
 
@@ -168,7 +168,7 @@ def _cpu_pool(
     what = f"{CPU_POOL}: {nodes} x {machine.name}, for the controllers"
     missing = _missing_part(machine.name, region, "hour", f"--price {CPU_POOL}=USD, or ")
     yield _line(what, nodes, _own_or(own, facts.cpu_machine_price(machine, region)), missing)
-    disk = machine.boot_disk or _DEFAULT_DISK
+    disk = machine.boot_disk or DEFAULT_DISK
     yield _disks(CPU_POOL, nodes, creation, disk, facts, region, True)
 
 

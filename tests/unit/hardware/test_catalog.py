@@ -13,8 +13,8 @@ from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.bandwidths import bus_bandwidth_bound
 from drillyard.hardware.capacity import QuotaRule
-from drillyard.hardware.cloud_limits import Limit, WayOfBuying, address_ranges
 from drillyard.hardware.catalog import KINDS, packaged_rows, raw_rows, sources
+from drillyard.hardware.cloud_limits import Limit, WayOfBuying, address_ranges
 from drillyard.hardware.facts import read_row
 from drillyard.hardware.user_file import contradictions
 

@@ -305,7 +305,7 @@ def warnings(tmp_path, *arguments, **settings):
 
 def test_warnings_name_what_cannot_be_undone_or_checked(tmp_path):
     assert any("87 hours" in each for each in warnings(tmp_path, "a3-megagpu-8g", "calendar"))
-    assert any("seven days" in each for each in warnings(tmp_path, consumption="flex-start"))
+    assert any("7 days" in each for each in warnings(tmp_path, consumption="flex-start"))
     assert any("hierarchical namespace" in each for each in warnings(tmp_path))
     assert any("1.32.2-gke.1475000" in each for each in warnings(tmp_path))
     given = warnings(tmp_path, cluster={"version": "1.34"})

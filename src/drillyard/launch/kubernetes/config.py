@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.config.problems import Problem
-from drillyard.config.strict_model import StrictModel
+from drillyard.config.strict_model import StrictModel, VariableName
 
 BUCKET_MOUNT = "/gcs"
 FILES_MOUNT = "/etc/drillyard"
@@ -21,11 +22,19 @@ NO_CLIENT = (
     " 'drillyard[kubernetes]'"
 )
 
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$")]
+ObjectName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"),
+    Allowed("at most 63 lower-case letters, digits, '-' and '.'"),
+]
+SecretKey = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"),
+    Allowed("SECRET/KEY, such as drillyard/HF_TOKEN"),
+]
+PluginVersion = Annotated[
+    str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$"), Allowed("a version without 'v', such as 1.0.15")
+]
 
 
 class Topology(StrictModel):
@@ -43,6 +52,7 @@ Quantity = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"),
+    Allowed("a quantity of Kubernetes, such as 8, 500m or 64Gi"),
 ]
 """https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity"""
 _FACTORS = {
@@ -146,7 +156,7 @@ class KubernetesConfig(PlatformSection):
             " gib have a choice. Default: interfaces, or what the machine has instead."
         ),
     )
-    nccl_plugin: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$")] | None = Field(
+    nccl_plugin: PluginVersion | None = Field(
         default=None,
         description=(
             "Version of the NCCL plugin that the nodes have (tcpx, tcpxo); its daemon is of the"

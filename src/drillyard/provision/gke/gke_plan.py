@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.problems import raise_all
+from drillyard.config.problems import Problem, raise_all
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
@@ -24,6 +24,7 @@ from drillyard.provision.gke.identities import add_node_identity, add_run_access
 from drillyard.provision.gke.names import state_bucket_name
 from drillyard.provision.gke.networks import add_data_networks, add_system_network
 from drillyard.provision.gke.node_pools import add_gpu_pool
+from drillyard.provision.gke.place_rules import place_problems
 from drillyard.provision.gke.pool_networks import (
     InterfaceNeed,
     PoolNetwork,
@@ -51,16 +52,11 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     settings = read_settings(cluster, facts)
     creation, project, region = settings.creation, settings.project, settings.region
     state_bucket = creation.state_bucket or state_bucket_name(project, cluster.name)
-    pools, problems = read_pools(cluster, facts)
+    raise_all(gke_problems(cluster, facts), cluster._origin.places)
+    pools, _ = read_pools(cluster, facts)
     networks = pool_networks(cluster, pools, facts)
     needs = merged_needs(networks, network_objects(facts))
     sizes = _range_sizes(settings, networks, needs)
-    problems += [
-        *setting_problems(cluster, creation, state_bucket, facts),
-        *pool_problems(cluster, creation, networks),
-        *range_problems(creation.ranges, sizes),
-    ]
-    raise_all(problems, cluster._origin.places)
     document = TerraformDocument()
     ranges = cluster_ranges(creation.ranges, sizes)
     interfaces = _render(document, settings, networks, needs, ranges)
@@ -81,13 +77,34 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         prices=cluster_prices(pools, creation, facts),
         quotas=plan_quotas(cluster, facts, document.resources),
         services=tuple(SERVICES),
-        warnings=tuple(gke_warnings(cluster, creation, region, networks)),
+        warnings=tuple(gke_warnings(cluster, creation, region, networks, facts)),
         fields=tuple(document.fields),
         labels=settings.labels,
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
         releases=cluster_releases(cluster, pools, interfaces, facts),
         launch_settings=launch_settings(cluster, pools),
     )
+
+
+def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
+    """What the config, the machines or GKE's rules do not allow. A config without project, region,
+    machine or consumption has the problems that its own check names, and no others."""
+    location = cluster.location
+    if location is None or location.project is None or location.region is None:
+        return []
+    settings = read_settings(cluster, facts)
+    creation = settings.creation
+    state_bucket = creation.state_bucket or state_bucket_name(settings.project, cluster.name)
+    pools, problems = read_pools(cluster, facts)
+    networks = pool_networks(cluster, pools, facts)
+    needs = merged_needs(networks, network_objects(facts))
+    return [
+        *problems,
+        *place_problems(cluster, pools, facts),
+        *setting_problems(cluster, creation, state_bucket, pools, facts),
+        *pool_problems(cluster, creation, networks, facts),
+        *range_problems(creation.ranges, _range_sizes(settings, networks, needs)),
+    ]
 
 
 def _required() -> Body:

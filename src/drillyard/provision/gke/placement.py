@@ -16,7 +16,6 @@ from drillyard.provision.gke.names import named
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 
-
 def nodes_of_domain(machine: Machine) -> int | None:
     """The most nodes of a pool whose GPUs are one NVLink domain: 18 of four GPUs each; None for
     machines without domains over nodes."""

@@ -13,13 +13,13 @@ from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
 from drillyard.hardware.capacity import CLOUD_TITLES
+from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
-from drillyard.provision.gke.names import REGION, ZONE
 from drillyard.provision.gke.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gke.versions import reaches
@@ -27,14 +27,16 @@ from drillyard.provision.pools import key_path
 
 
 def pool_problems(
-    cluster: ClusterConfig, creation: CreationConfig, networks: Sequence[PoolNetwork]
+    cluster: ClusterConfig,
+    creation: CreationConfig,
+    networks: Sequence[PoolNetwork],
+    facts: Catalog,
 ) -> Iterator[Problem]:
     """What is wrong with any pool."""
     assert cluster.location is not None and cluster.location.project is not None
     for network in networks:
         pool = network.pool
-        yield from _machine(cluster, network)
-        yield from _zone(cluster, pool)
+        yield from _machine(cluster, network, facts)
         yield from _reservations(pool, cluster.location.project)
         yield from _limits(cluster, pool)
         yield from _pod_network(cluster, network)
@@ -47,14 +49,23 @@ def pool_problems(
             yield Problem(("cluster", "compact_placement"), message)
         yield from _version(creation, network)
     yield from network_problems(networks)
+    yield from _shared_reservations([each.pool for each in networks], cluster.location.project)
 
 
-def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
+def _machine(cluster: ClusterConfig, network: PoolNetwork, facts: Catalog) -> Iterator[Problem]:
     machine = network.pool.machine
     path = key_path(network.pool, "machine")
     if machine.cloud != "gcp":
         whose = CLOUD_TITLES.get(machine.cloud or "", "no cloud")
-        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write another"
+        alike = [
+            each.name
+            for each in facts.machines.values()
+            if each.cloud == "gcp"
+            and each.accelerator == machine.accelerator
+            and network.pool.consumption in each.consumption
+        ]
+        fix = " or ".join(alike) or "one that `drillyard hardware` lists with cloud gcp"
+        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write {fix}"
         yield Problem(path, message)
     elif machine.accelerator_type is None:
         message = (
@@ -73,22 +84,6 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
                     f" {allowed.in_words}: change it in the hardware file"
                 )
                 yield Problem(path, message)
-
-
-def _zone(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
-    path, location = key_path(pool, "zone"), cluster.location
-    assert location is not None
-    region = location.region
-    if pool.key and pool.zone == location.zone:
-        # Said of the first pool already, whose zone it has.
-        return
-    if ZONE.fullmatch(pool.zone) is None:
-        yield Problem(path, f"'{pool.zone}' is not a zone: write one such as {region}-a")
-    elif pool.region != region and REGION.fullmatch(region or ""):
-        message = (
-            f"{pool.zone} is not in the cluster's region {region} (location.region): change either"
-        )
-        yield Problem(path, message)
 
 
 def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
@@ -115,6 +110,29 @@ def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
                 " the reservation alone"
             )
             yield Problem(path, message)
+
+
+def _shared_reservations(pools: Sequence[Pool], project: str) -> Iterator[Problem]:
+    """A reservation is of one machine, zone and way of buying: pools that differ cannot share it.
+    Pools that do not differ take their nodes from the same number (`plan --check` counts)."""
+    first: dict[tuple[str, str], Pool] = {}
+    for pool in pools:
+        for text in pool.reservations:
+            found = read_reservation(text)
+            if found is None or pool.consumption not in ("reservation", "calendar"):
+                continue
+            other = first.setdefault((found.project or project, found.name), pool)
+            mine, its = (
+                {"machine": each.machine.name, "zone": each.zone, "consumption": each.consumption}
+                for each in (pool, other)
+            )
+            differ = [f"{key} {its[key]}" for key, value in mine.items() if value != its[key]]
+            if differ:
+                message = (
+                    f"{text} is the reservation of pool {other.name} ({', '.join(differ)}), and a"
+                    " reservation is of one machine, zone and way of buying: name another"
+                )
+                yield Problem(key_path(pool, "reservations"), message)
 
 
 def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
