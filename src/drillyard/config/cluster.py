@@ -263,6 +263,7 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
             ("reservation",),
             "only consumption reservation or calendar uses it; consumption is"
             f" {bought or 'not given'}",
+            depends_on=(("consumption",),),
         )
     if (
         facts.machines == "own or bought"

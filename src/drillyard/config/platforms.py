@@ -124,6 +124,11 @@ class PlatformFacts:
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""
+    provision_rules: str = ""
+    """The `module:name` of a function `(ClusterConfig, Catalog) -> problems`: what of a config,
+    also of one that lacks settings, cannot be created."""
+    instead_of_provisioning: str = "runs start there with `drillyard launch`"
+    """What to do where `drillyard cluster` cannot create a cluster of the platform."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
@@ -140,12 +145,16 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
         optional=("location", "storage", "reservation", "image"),
         consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
         cloud="gcp",
+        instead_of_provisioning="make the machines yourself, and run on them with platform: ssh",
     ),
     "nebius": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption"),
         optional=("location", "storage", "reservation", "image"),
         consumption=("on-demand", "reservation", "spot"),
         cloud="nebius",
+        instead_of_provisioning=(
+            "make the machines yourself, and run on them with platform: ssh, slurm or kubernetes"
+        ),
     ),
 }
 """Facts by platform, or the `module:name` that has those of a launcher."""

@@ -50,7 +50,21 @@ _OTHER_NAMES = {
     "output": "output_dir",
     "model.attention": "attn_implementation",
     "parallelism": "gpus",
+    "machine": "machine_type instance_type",
+    "nodes": "node_count num_nodes",
+    "consumption": "provisioning_model",
+    "cluster.version": "kubernetes_version gke_version cluster_version min_master_version",
+    "cluster.disk_gib": "disk_size_gb disk_size boot_disk_size_gb",
+    "cluster.cpu_pool": "system_pool default_pool",
+    "cluster.authorized_networks": "master_authorized_networks",
 }
+_OTHER_VALUES = {
+    "preemptible": "spot",
+    "dws": "flex-start-queued",
+    "queued": "flex-start-queued",
+    "dws-calendar": "calendar",
+}
+"""What others call our values."""
 FOREIGN_NAMES = {name: setting for setting, names in _OTHER_NAMES.items() for name in names.split()}
 
 
@@ -123,8 +137,13 @@ def _model(
     mistyped = set()
     for key in value:
         if key not in fields:
-            yield Problem((*path, key), f"unknown key; {_meant(key, path, model, root)}")
-            mistyped.add(closest_name(key, fields))
+            near = closest_name(key, fields)
+            yield Problem(
+                (*path, key),
+                f"unknown key; {_meant(key, path, model, root)}",
+                depends_on=((*path, near),) if near is not None else (),
+            )
+            mistyped.add(near)
     for key, field in fields.items():
         if value.get(key, field) is None and field.is_required() and _is_model(field.annotation):
             yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
@@ -155,6 +174,8 @@ def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) 
     settings = list(_settings(root))
     if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
         return f"did you mean '{alias.removeprefix(f'{prefix}.')}'?"
+    if (plural := closest_name(key, model.model_fields, cutoff=0.95)) is not None:
+        return f"did you mean '{plural}'?"
     elsewhere = [setting for setting in settings if setting.rpartition(".")[2] == key]
     if len(elsewhere) == 1 and not _is_refused(elsewhere[0]):
         return f"it belongs to '{elsewhere[0].rpartition('.')[0] or 'the top level'}'"
@@ -222,6 +243,8 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
         message = f"found {describe_value(value)}; allowed: {describe(Literal[tuple(choices)])}"
         message += f"; for estimates alone: {', '.join(estimated)}" if estimated else ""
     meant = closest_name(value, choices, cutoff=0.8) if isinstance(value, str) else None
+    if isinstance(value, str) and _OTHER_VALUES.get(value.lower()) in choices:
+        meant = _OTHER_VALUES[value.lower()]
     if meant is not None:
         message += f"; did you mean '{meant}'?"
     elif isinstance(value, float) and value.is_integer() and _fits(annotation, int(value)):

@@ -220,7 +220,9 @@ class KubernetesConfig(PlatformSection):
         for key, value in needs_queue.items():
             if value is not None and self.queue is None:
                 yield Problem(
-                    ("kubernetes", key), "only Kueue uses it: name kubernetes.queue, or remove it"
+                    ("kubernetes", key),
+                    "only Kueue uses it: name kubernetes.queue, or remove it",
+                    depends_on=(("kubernetes", "queue"), ("consumption",)),
                 )
 
 
@@ -233,6 +235,7 @@ KUBERNETES = PlatformFacts(
     bucket_mount=BUCKET_MOUNT,
     capabilities=Capabilities(queue=True, image=True),
     provisioner="drillyard.provision.existing_cluster:existing_cluster_plan",
+    provision_rules="drillyard.provision.existing_cluster:existing_cluster_problems",
     launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
 )
 
@@ -245,6 +248,7 @@ GKE = replace(
     ),
     completed="drillyard.launch.kubernetes.created_cluster:completed",
     provisioner="drillyard.provision.gke.gke_plan:gke_plan",
+    provision_rules="drillyard.provision.gke.gke_plan:gke_problems",
     consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
     machines="bought",
     cloud="gcp",

@@ -107,6 +107,10 @@ SLURM = PlatformFacts(
         "reservation",
     ),
     section=SlurmConfig,
+    instead_of_provisioning=(
+        "make a Slurm cluster with Google's Cluster Toolkit, or take one that exists, and start"
+        " runs there with `drillyard launch`"
+    ),
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
     has_prolog=True,

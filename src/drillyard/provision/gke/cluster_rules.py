@@ -162,4 +162,4 @@ def _without_bucket(creation: CreationConfig) -> Iterator[Problem]:
     for key in ("existing_bucket", *_OF_A_NEW_BUCKET):
         if getattr(creation, key) != CreationConfig.model_fields[key].default:
             message = "there is no bucket: name it (storage.bucket), or remove this"
-            yield Problem(("cluster", key), message)
+            yield Problem(("cluster", key), message, depends_on=(("storage", "bucket"),))
