@@ -41,6 +41,10 @@ class CpuMachine(CatalogRow):
     boot_disk: str | None = None
 
 
+PRICE_UNITS = ("usd_per_hour", "usd_per_gib_month", "usd_per_gib")
+"""Fields of a price, of which each has one."""
+
+
 class PartPrice(CatalogRow):
     """Price of one part, in US dollars: per hour, per GiB and month, or per GiB of traffic.
 

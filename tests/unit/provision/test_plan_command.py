@@ -207,7 +207,10 @@ def test_quotas_of_an_estimate_and_a_plan_are_the_same(drillyard: Any, plan: Any
         ("cluster.pools=[{consumption: flex-start-queued, nodes: 1}]", "cluster.pools.0.name"),
         ("cluster.pools=[{consumption: spot, nodes: 0}]", "cluster.pools ... nodes"),
         ("cluster.state_bucket=A", "cluster.state_bucket"),
-        ("cluster.ranges.nodes=10.0.0.1/20", "cluster.ranges.nodes ... 10.0.0.1/20 ... 10.0.0.0/20"),
+        (
+            "cluster.ranges.nodes=10.0.0.1/20",
+            "cluster.ranges.nodes ... 10.0.0.1/20 ... 10.0.0.0/20",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_made_is_one_error(plan: Any, change: str, facts: str) -> None:
