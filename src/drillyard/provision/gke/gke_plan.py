@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem, raise_all
+from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
@@ -32,10 +33,9 @@ from drillyard.provision.gke.pool_networks import (
     network_objects,
     pool_networks,
 )
-from drillyard.provision.gke.pool_rules import pool_problems
+from drillyard.provision.gke.pool_rules import pool_problems, version_needs
 from drillyard.provision.gke.project_services import SERVICES, add_project_services
 from drillyard.provision.gke.storage import add_bucket, add_registry
-from drillyard.provision.plan_quotas import plan_quotas
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices
 from drillyard.provision.terraform_document import Body, TerraformDocument
@@ -75,11 +75,19 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         resources=(state, *document.resources),
         interfaces=interfaces,
         prices=cluster_prices(pools, creation, facts),
-        quotas=plan_quotas(cluster, facts, document.resources),
+        quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(SERVICES),
         warnings=tuple(gke_warnings(cluster, creation, region, networks, facts)),
         fields=tuple(document.fields),
         labels=settings.labels,
+        version_needs=tuple(
+            dict.fromkeys(
+                (what, tuple(versions))
+                for network in networks
+                for what, versions in version_needs(network)
+                if versions
+            )
+        ),
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
         releases=cluster_releases(cluster, pools, interfaces, facts),
         launch_settings=launch_settings(cluster, pools),
