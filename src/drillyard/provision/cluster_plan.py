@@ -92,6 +92,8 @@ class PriceLine:
     """False: the part exists only while a run uses it (a pool that scales from zero)."""
     pool: str = ""
     """Name of the GPU pool whose nodes it is; empty for all else."""
+    price_option: str = ""
+    """The option that gives the price, for nodes: `--price spare=USD`."""
 
 
 @dataclass(frozen=True)
