@@ -146,7 +146,8 @@ class KubernetesConfig(PlatformSection):
         description="The same for the network stack's daemon beside the ranks (tcpx, tcpxo).",
     )
     topology: Topology = Field(
-        default=Topology(), description="Placement by Kueue's topology-aware scheduling."
+        default=Topology(),
+        description="Which nodes Kueue chooses (topology-aware scheduling).",
     )
     pod_network: Literal["interfaces", "host", "dranet"] | None = Field(
         default=None,
