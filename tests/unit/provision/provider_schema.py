@@ -1,7 +1,8 @@
 """What of a Terraform document hashicorp/google refuses, by its schema: names, types, counts.
 
 The schema is that of provider 7.45.0 (google_schema.json, which the provider of the integration
-tests serves, too), or as a later version changes it. It has no rules of values; those are the plan's own, and tested as such.
+tests serves, too), or as a later version changes it. It has no rules of values; those are the
+plan's own, and tested as such.
 """
 
 from __future__ import annotations
