@@ -13,3 +13,5 @@ class Allowed:
     """
 
     words: str
+    is_name: bool = False
+    """Whether it is lower-case words with '-' between them: errors then offer such a spelling."""

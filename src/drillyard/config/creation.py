@@ -25,24 +25,27 @@ ShortName = Annotated[
     Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"),
     Allowed(
         "at most 40 lower-case letters, digits and '-', beginning with a letter and not ending"
-        " with '-'"
+        " with '-'",
+        is_name=True,
     ),
 ]
 """The name of a cluster or a node pool: Google refuses a longer one only when it makes it."""
 LabelKey = Annotated[
     str,
     Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$"),
-    Allowed("at most 63 lower-case letters, digits, '-' and '_', beginning with a letter"),
+    Allowed(
+        "at most 63 lower-case letters, digits, '-' and '_', beginning with a letter", is_name=True
+    ),
 ]
 LabelValue = Annotated[
     str,
     Field(pattern=r"^[a-z0-9_-]{0,63}$"),
-    Allowed("at most 63 lower-case letters, digits, '-' and '_'"),
+    Allowed("at most 63 lower-case letters, digits, '-' and '_'", is_name=True),
 ]
 BucketName = Annotated[
     str,
     Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$"),
-    Allowed("3 to 63 lower-case letters, digits, '-', '_' and '.', without gs://"),
+    Allowed("3 to 63 lower-case letters, digits, '-', '_' and '.', without gs://", is_name=True),
 ]
 Range = Annotated[
     str,

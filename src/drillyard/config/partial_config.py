@@ -32,7 +32,8 @@ class PartialConfig(Generic[Model]):
         """Those of the problems that the document has, at its own positions of lists."""
         for problem in problems:
             path = _in_document(problem.path, self.left_out)
-            concerned = (path, *problem.depends_on)
+            others = [_in_document(each, self.left_out) for each in problem.depends_on]
+            concerned = (path, *others)
             if not any(_within(each, gone) for each in concerned for gone in self.left_out):
                 yield replace(problem, path=path)
 

@@ -21,7 +21,7 @@ NamedFile = Annotated[str, FileMark(may_be_name=True)]
 RunName = Annotated[
     str,
     Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"),
-    Allowed("at most 63 lower case letters, digits, '.', '_' and '-'"),
+    Allowed("at most 63 lower case letters, digits, '.', '_' and '-'", is_name=True),
 ]
 
 

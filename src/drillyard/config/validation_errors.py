@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from drillyard.allowed_values import Allowed
-from drillyard.config.platforms import by_use
+from drillyard.config.platforms import by_use, platforms
 from drillyard.config.problems import Path, Problem, closest_name, dotted
 from drillyard.config.run_checks import NOT_AVAILABLE
 from drillyard.config.yaml_document import BOOLEANS, WrittenFloat, scalar
@@ -51,7 +51,7 @@ _OTHER_NAMES = {
     "model.attention": "attn_implementation",
     "parallelism": "gpus",
     "machine": "machine_type instance_type",
-    "nodes": "node_count num_nodes",
+    "nodes": "node_count num_nodes count size replicas max_nodes",
     "consumption": "provisioning_model",
     "cluster.version": "kubernetes_version gke_version cluster_version min_master_version",
     "cluster.disk_gib": "disk_size_gb disk_size boot_disk_size_gb",
@@ -62,15 +62,27 @@ _OTHER_VALUES = {
     "preemptible": "spot",
     "dws": "flex-start-queued",
     "queued": "flex-start-queued",
+    "reserved": "reservation",
     "dws-calendar": "calendar",
 }
 """What others call our values."""
+Settings = tuple[str, ...]
 FOREIGN_NAMES = {name: setting for setting, names in _OTHER_NAMES.items() for name in names.split()}
 
 
 def find_problems(model: type[BaseModel], value: Any) -> Iterator[Problem]:
     """Every reason why `value` (of a YAML document) is not a `model`."""
-    return _walk(model, value, (), model)
+    return _walk(model, value, (), tuple(_offered(model, value)))
+
+
+def _offered(model: type[BaseModel], value: Any) -> Iterator[str]:
+    """The settings that an error may name: not those of another platform's section."""
+    others: set[str] = set()
+    name = str(value.get("platform")) if isinstance(value, dict) else ""
+    if "platform" in model.model_fields and name in platforms():
+        sections = {each: facts.section_key or each for each, facts in platforms().items()}
+        others = {*sections.values()} - {sections[name]}
+    return (each for each in _settings(model) if each.partition(".")[0] not in others)
 
 
 def pydantic_problems(error: ValidationError) -> Iterator[Problem]:
@@ -101,37 +113,37 @@ _NUMBERS = {"int_": "a whole number", "float_": "a number", "bool_": "true or fa
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+def _walk(annotation: Any, value: Any, path: Path, settings: Settings) -> Iterator[Problem]:
     bare = _bare(annotation)
     if _is_union(bare):
-        yield from _union(annotation, value, path, root)
+        yield from _union(annotation, value, path, settings)
     elif isinstance(bare, type) and issubclass(bare, BaseModel) and isinstance(value, dict):
-        yield from _model(bare, value, path, root)
+        yield from _model(bare, value, path, settings)
     elif _is_sequence(bare) and isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _walk(get_args(bare)[0], item, (*path, index), root)
+            yield from _walk(get_args(bare)[0], item, (*path, index), settings)
         yield from _shape(annotation, value, path)
     elif (
         get_origin(bare) is tuple and isinstance(value, list) and len(value) == len(get_args(bare))
     ):
         for index, (inner, item) in enumerate(zip(get_args(bare), value, strict=True)):
-            yield from _walk(inner, item, (*path, index), root)
+            yield from _walk(inner, item, (*path, index), settings)
     elif get_origin(bare) is dict and isinstance(value, dict):
         of_key, of_item = get_args(bare)
         for key, item in value.items():
             if not _fits(of_key, key):
                 message = f"keys here are {describe(of_key)}{_correction(of_key, key)}"
                 yield Problem((*path, key), message)
-            yield from _walk(of_item, item, (*path, key), root)
+            yield from _walk(of_item, item, (*path, key), settings)
     elif annotation is Any and isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _walk(Any, item, (*path, key), root)
+            yield from _walk(Any, item, (*path, key), settings)
     elif not _fits(annotation, value):
         yield _mismatch(annotation, value, path)
 
 
 def _model(
-    model: type[BaseModel], value: dict[str, Any], path: Path, root: type[BaseModel]
+    model: type[BaseModel], value: dict[str, Any], path: Path, settings: Settings
 ) -> Iterator[Problem]:
     fields = model.model_fields
     mistyped = set()
@@ -140,7 +152,7 @@ def _model(
             near = closest_name(key, fields)
             yield Problem(
                 (*path, key),
-                f"unknown key; {_meant(key, path, model, root)}",
+                f"unknown key; {_meant(key, path, model, settings)}",
                 depends_on=((*path, near),) if near is not None else (),
             )
             mistyped.add(near)
@@ -148,7 +160,7 @@ def _model(
         if value.get(key, field) is None and field.is_required() and _is_model(field.annotation):
             yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
         elif key in value:
-            yield from _walk(_annotation(field), value[key], (*path, key), root)
+            yield from _walk(_annotation(field), value[key], (*path, key), settings)
         elif field.is_required() and key not in mistyped:
             yield Problem((*path, key), f"missing{_what_to_write(key, field)}")
 
@@ -167,11 +179,10 @@ def _what_to_write(key: str, field: FieldInfo) -> str:
     return f"; allowed: {describe(_annotation(field))}"
 
 
-def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
+def _meant(key: str, path: Path, model: type[BaseModel], settings: Settings) -> str:
     """Suggest a replacement for the unknown `key`: a similar key, the section that has it, or all
     keys."""
     prefix = dotted(tuple(part for part in path if isinstance(part, str)))
-    settings = list(_settings(root))
     if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
         return f"did you mean '{alias.removeprefix(f'{prefix}.')}'?"
     if (plural := closest_name(key, model.model_fields, cutoff=0.95)) is not None:
@@ -182,7 +193,9 @@ def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) 
     allowed = [name for name in model.model_fields if f"{prefix}.{name}" not in NOT_AVAILABLE]
     if (here := closest_name(key, model.model_fields)) in allowed:
         return f"did you mean '{here}'?"
-    near = closest_name(key, [setting.rpartition(".")[2] for setting in settings])
+    # Within a section, a setting of another one must be more alike.
+    words = [setting.rpartition(".")[2] for setting in settings]
+    near = closest_name(key, words, cutoff=0.8 if prefix else 0.6)
     setting = next((setting for setting in settings if setting.rpartition(".")[2] == near), "")
     if here is None and setting and not _is_refused(setting):
         return f"did you mean '{setting}'?"
@@ -205,7 +218,7 @@ def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 yield from _settings(member, f"{prefix}{key}.")
 
 
-def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+def _union(annotation: Any, value: Any, path: Path, settings: Settings) -> Iterator[Problem]:
     """Check the member that has the value's shape; all of them where none has it."""
     members = get_args(_bare(annotation))
     if isinstance(value, dict):
@@ -215,7 +228,7 @@ def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> It
     else:
         fitting = []
     if len(fitting) == 1:
-        yield from _walk(fitting[0], value, path, root)
+        yield from _walk(fitting[0], value, path, settings)
     elif not _fits(annotation, value):
         yield _mismatch(annotation, value, path)
 
@@ -256,13 +269,15 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
         )
         message += f"did you mean '{'auto' if value else 'never'}'?"
     elif isinstance(value, bool | int | float):
-        written = value.text if isinstance(value, WrittenFloat) else str(value)
+        written = value.text if isinstance(value, WrittenFloat) else json.dumps(value)
         if _fits(annotation, written):
             message += f'; put it in quotes: "{written}"'
     elif isinstance(value, str) and value.lower() in BOOLEANS and _fits(annotation, True):
         message += f"; write {json.dumps(BOOLEANS[value.lower()])}, without quotes"
-    elif isinstance(value, str) and _fits(annotation, scalar(value)):
-        message += f"; write {value.strip()}, without quotes"
+    elif isinstance(value, str) and _is_number(annotation, value.replace(",", "").strip()):
+        message += f"; write {value.replace(',', '').strip()}, without quotes"
+    elif isinstance(value, list) and len(value) == 1 and _fits(annotation, value[0]):
+        message += f"; write {value[0]}"
     elif isinstance(value, str) and _fits(_list_of(annotation), [value]):
         message += f"; write [{value}]"
     elif isinstance(value, str):
@@ -270,16 +285,23 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
     return Problem(path, message)
 
 
+def _is_number(annotation: Any, text: str) -> bool:
+    """Whether a quoted text is a number that the setting takes."""
+    number = scalar(text)
+    return isinstance(number, int | float) and _fits(annotation, number)
+
+
 def _correction(annotation: Any, text: str) -> str:
     """`; write my-lab` where a text that a pattern refuses has a likely spelling."""
     members = get_args(_bare(annotation)) if _is_union(_bare(annotation)) else (annotation,)
     if not any(_words(each) for each in members):
         return ""
-    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    word = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     likely = [text.strip(), text.lower(), text.removeprefix("gs://").strip("/")]
     likely += [text.removeprefix("v"), re.sub(r"(\.[x*])+$", "", text)]
-    likely += [word[:length].rstrip("-") for length in (None, 63, 40)]
+    if any(part.is_name for each in members for part in _patterns(each)):
+        plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
+        word = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+        likely += [word[:length].rstrip("-") for length in (None, 63, 40)]
     for each in likely:
         if each != text and _fits(annotation, each):
             return f"; write {each}" if scalar(each) == each else f'; write "{each}"'
@@ -288,8 +310,11 @@ def _correction(annotation: Any, text: str) -> str:
 
 def _words(annotation: Any) -> str:
     """What the pattern of an annotation allows, in words; empty: it has none."""
-    found = (part.words for part in _constraints(annotation) if isinstance(part, Allowed))
-    return next(found, "")
+    return next((part.words for part in _patterns(annotation)), "")
+
+
+def _patterns(annotation: Any) -> list[Allowed]:
+    return [part for part in _constraints(annotation) if isinstance(part, Allowed)]
 
 
 def _fits(annotation: Any, value: Any) -> bool:

@@ -158,6 +158,13 @@ def region_of(cluster: ClusterConfig) -> str | None:
     return cluster.location.region
 
 
+def stack_name(cluster: ClusterConfig, machine: Machine, facts: Catalog) -> str:
+    """The network stack of the nodes of a machine: `network_stack` is that of the file's own
+    machine, and pools of another one have that of theirs."""
+    own = facts.find_machine(cluster.machine or "") is machine
+    return (cluster.network_stack if own else None) or machine.network_stack
+
+
 @dataclass(frozen=True, slots=True)
 class _Pool:
     machine: Machine
@@ -214,9 +221,7 @@ def _quantities_of_cluster(
 def _networks(cluster: ClusterConfig, pool: _Pool, known: Catalog) -> tuple[AdditionalNetwork, ...]:
     """The networks of the pool's NICs; none where GKE makes them itself (DRANET)."""
     machine = pool.machine
-    first = known.find_machine(cluster.machine or "")
-    named = cluster.network_stack if machine is first else None
-    stack = known.network_stack(named or machine.network_stack)
+    stack = known.network_stack(stack_name(cluster, machine, known))
     own = machine.pods is not None and stack.name == machine.network_stack
     asked = getattr(cluster.section, "pod_network", None) == "dranet"
     if stack.device_class is not None and (own or asked):

@@ -25,7 +25,7 @@ NO_CLIENT = (
 ObjectName = Annotated[
     str,
     Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"),
-    Allowed("at most 63 lower-case letters, digits, '-' and '.'"),
+    Allowed("at most 63 lower-case letters, digits, '-' and '.'", is_name=True),
 ]
 SecretKey = Annotated[
     str,

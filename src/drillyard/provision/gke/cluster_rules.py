@@ -5,6 +5,7 @@ Terraform's provider accepts what these refuse and the cloud refuses it later, h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from drillyard.config.cluster import ClusterConfig
@@ -14,6 +15,7 @@ from drillyard.hardware.capacity import CLOUD_TITLES
 from drillyard.hardware.catalog import Catalog, nearest_names
 from drillyard.hardware.cloud_limits import disk_limit, limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
+from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.provision.cluster_chart import FIRST_KUBERNETES
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
 from drillyard.provision.gke.names import PROJECT_ID, bucket_name_problem
@@ -22,6 +24,7 @@ from drillyard.provision.gke.versions import reaches
 from drillyard.provision.pools import key_path
 from drillyard.provision.prices import DEFAULT_DISK
 
+_CLAIM = (("kubernetes", "volume_claim"),)
 _OF_A_NEW_BUCKET = ("bucket_location", "bucket_keep_versions", "bucket_recover_days")
 
 
@@ -41,6 +44,7 @@ def setting_problems(
     yield from _project(cluster)
     yield from _labels(creation)
     yield from _buckets(cluster, creation, state_bucket, facts)
+    yield from _directory(cluster)
     yield from _disks(creation, pools, facts)
     yield from _cpu_machine(creation, facts)
     yield from _nodes(creation, pools)
@@ -103,11 +107,14 @@ def _nodes(creation: CreationConfig, pools: Sequence[Pool]) -> Iterator[Problem]
     nodes = sum(pool.nodes for pool in pools) + creation.cpu_pool.nodes * ZONES_OF_A_REGION
     if pools and not (allowed := limit("nodes-of-a-cluster")).allows(nodes):
         largest = max(pools, key=lambda pool: pool.nodes)
+        found, path = largest.nodes, key_path(largest, "nodes")
+        if creation.cpu_pool.nodes > found:
+            found, path = creation.cpu_pool.nodes, ("cluster", "cpu_pool", "nodes")
         message = (
-            f"found {largest.nodes}; {nodes} nodes in all, and a cluster has at most"
-            f" {allowed.most}: give fewer, or make several clusters"
+            f"found {found}; {nodes} nodes in all, and a cluster has at most {allowed.most}: give"
+            " fewer, or make several clusters"
         )
-        yield Problem(key_path(largest, "nodes"), message)
+        yield Problem(path, message)
 
 
 def _labels(creation: CreationConfig) -> Iterator[Problem]:
@@ -135,6 +142,8 @@ def _buckets(
     else:
         if (wrong := bucket_name_problem(name)) is not None:
             short = name.removeprefix("gs://").strip("/")
+            if bucket_name_problem(short) is not None:
+                short = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")
             fix = f"; write {short}" if bucket_name_problem(short) is None else ""
             yield Problem(("storage", "bucket"), f"'{name}' {wrong}{fix}")
         if name == state_bucket:
@@ -156,6 +165,18 @@ def _buckets(
     wrong = bucket_name_problem(state_bucket) if creation.state_bucket else None
     if wrong is not None:
         yield Problem(("cluster", "state_bucket"), f"'{state_bucket}' {wrong}")
+
+
+def _directory(cluster: ClusterConfig) -> Iterator[Problem]:
+    """A created cluster has no shared directory but that of a claim."""
+    claim = cluster.section_as(KubernetesConfig).volume_claim
+    if cluster.storage.directory is not None and claim is None:
+        message = (
+            f"{cluster.storage.directory}: no volume is made for it: name a bucket"
+            " (storage.bucket) instead, or the claim of a volume of yours"
+            " (kubernetes.volume_claim)"
+        )
+        yield Problem(("storage", "directory"), message, depends_on=_CLAIM)
 
 
 def _without_bucket(creation: CreationConfig) -> Iterator[Problem]:

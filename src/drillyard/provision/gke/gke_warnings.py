@@ -8,6 +8,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cloud_limits import limit, way_of_buying
+from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.pool_networks import PoolNetwork
@@ -39,6 +40,8 @@ def gke_warnings(
             "cluster.bucket_keep_versions: a bucket gets its hierarchical namespace when it is"
             f" made, or never: gs://{bucket} {_namespace(creation)}"
         )
+    if bucket is None and cluster.section_as(KubernetesConfig).volume_claim is None:
+        yield "storage.bucket is not given: runs have no place for their directories"
     place = (creation.bucket_location or region).lower()
     if bucket is not None and place != region and place in facts.regions:
         yield (

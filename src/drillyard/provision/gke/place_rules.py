@@ -75,10 +75,13 @@ def _zone_problem(zone: str, region: str, facts: Catalog) -> str | None:
     own = facts.regions.get(zone.rpartition("-")[0])
     if own is None and zone.rpartition("-")[0] == region and ZONE.fullmatch(zone):
         return None  # The same mistake as in the region.
+    everywhere = [each for row in facts.regions.values() for each in row.zone_names]
+    for likely in (zone.strip().lower(), f"{region}-{zone.strip().lower()}"):
+        if likely in everywhere:
+            return f"'{zone}' is not a known zone; did you mean {likely}?"
     if own is not None:
         return f"'{zone}' is not a known zone; {own.name} has {_zones(own)}.{_newer(zone, facts)}"
-    rows = [named] if named is not None and named.zones else facts.regions.values()
-    near = _nearest(zone, [each for row in rows for each in row.zone_names])
+    near = _nearest(zone, named.zone_names if named is not None and named.zones else everywhere)
     which = f"did you mean {near}?" if near else f"write one such as {region}-a."
     return f"'{zone}' is not a known zone; {which}{_newer(zone, facts)}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem
+from drillyard.hardware.capacity import stack_name
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.facts import cited
 from drillyard.hardware.network_stacks import NetworkStack
@@ -63,10 +64,9 @@ def pool_networks(
 
 def _pool_network(cluster: ClusterConfig, pool: Pool, facts: Catalog) -> PoolNetwork:
     machine = pool.machine
-    same_machine = facts.find_machine(cluster.machine or "") is machine
-    named = cluster.network_stack if same_machine else None
-    stack = facts.network_stacks.get(named or machine.network_stack)
-    if stack is None or named not in (None, "ethernet", machine.network_stack):
+    name = stack_name(cluster, machine, facts)
+    stack = facts.network_stacks.get(name)
+    if stack is None or name not in ("ethernet", machine.network_stack):
         return PoolNetwork(pool, None, False, ())
     own = machine.pods if stack.name == machine.network_stack else None
     asked = cluster.section_as(KubernetesConfig).pod_network

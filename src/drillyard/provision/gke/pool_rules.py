@@ -49,6 +49,7 @@ def pool_problems(
             yield Problem(("cluster", "compact_placement"), message)
         yield from _version(creation, network)
     yield from network_problems(networks)
+    yield from _plugin(cluster, networks)
     yield from _shared_reservations([each.pool for each in networks], cluster.location.project)
 
 
@@ -89,17 +90,19 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork, facts: Catalog) -> It
 def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
     path = key_path(pool, "reservations")
     if pool.consumption not in ("reservation", "calendar"):
-        if pool.reservations:
+        # Of the first pool, the config's own check says both.
+        if pool.reservations and pool.key:
             yield Problem(path, f"{pool.consumption} uses no reservation: remove it")
         return
-    if len(pool.reservations) != 1:
+    if not pool.reservations and pool.key:
+        message = f"missing: a pool of {pool.consumption} is made from one: reservations: [NAME]"
+        yield Problem(path, message)
+    elif len(pool.reservations) > 1:
         message = (
             f"found {len(pool.reservations)}; a pool of {pool.consumption} is made from exactly"
             " one: give each reservation a pool of its own"
         )
-        # Of the first pool, the config's own check names the missing key.
-        if pool.key:
-            yield Problem(path, message)
+        yield Problem(path, message)
     for text in pool.reservations:
         found = read_reservation(text)
         if found is None:
@@ -109,6 +112,24 @@ def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
                 f"{text}: GKE takes no block of a reservation that another project shares: name"
                 " the reservation alone"
             )
+            yield Problem(path, message)
+
+
+def _plugin(cluster: ClusterConfig, networks: Sequence[PoolNetwork]) -> Iterator[Problem]:
+    """The version of an NCCL plugin, for which a daemon must be known: pods have one beside the
+    ranks."""
+    plugin, path = cluster.section_as(KubernetesConfig).nccl_plugin, ("kubernetes", "nccl_plugin")
+    stacks = {each.stack.name: each.stack for each in networks if each.stack is not None}
+    coupled = [stack for stack in stacks.values() if stack.coupled_versions]
+    if plugin is None:
+        return
+    if stacks and not coupled:
+        message = f"{', '.join(stacks)} has no plugin whose version can be chosen: remove it"
+        yield Problem(path, message)
+    for stack in coupled:
+        if stack.daemon_of(plugin) is None:
+            known = ", ".join(dict.fromkeys(each["plugin"] for each in stack.coupled_versions))
+            message = f"no daemon is known to work with plugin {plugin} of {stack.name}: {known} do"
             yield Problem(path, message)
 
 
