@@ -106,11 +106,15 @@ def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     pools, problems = read_pools(cluster, facts)
     networks = pool_networks(cluster, pools, facts)
     needs = merged_needs(networks, network_objects(facts))
+    places = [*place_problems(cluster, pools, facts)]
+    misplaced = {each.path for each in places}
+    of_pools = pool_problems(cluster, creation, networks, facts)
     return [
         *problems,
-        *place_problems(cluster, pools, facts),
+        *places,
         *setting_problems(cluster, creation, state_bucket, pools, facts),
-        *pool_problems(cluster, creation, networks, facts),
+        # A zone that is not one is not also that of another network.
+        *(each for each in of_pools if each.path not in misplaced),
         *range_problems(creation.ranges, _range_sizes(settings, networks, needs)),
     ]
 
