@@ -12,7 +12,7 @@ from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed
+from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed, region_of
 
 GCE = (
     "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption:"
@@ -260,6 +260,19 @@ def test_firewall_rules_are_those_of_the_networks_of_all_pools(machine, settings
     assert ("FIREWALLS" in quotas) == bool(rules)
     if rules:
         assert (quotas["FIREWALLS"].amount, quotas["FIREWALLS"].region) == (rules, None)
+
+
+@pytest.mark.parametrize(
+    ("zone", "region"),
+    [
+        ("us-central1-b", "us-central1"),
+        ("us-central1-ai1a", "us-central1"),
+        ("us-east-1a", "us-east-1"),
+        ("eu-north1", "eu-north1"),
+    ],
+)
+def test_the_region_of_a_zone(zone, region):
+    assert region_of(cluster(location={"project": "p", "zone": zone})) == region
 
 
 def test_each_metric_is_listed_once_for_each_place():
