@@ -26,11 +26,6 @@ Mount = Annotated[
     Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$"),
     Allowed("a directory, and where it differs its path in the container: /data or /scratch:/tmp"),
 ]
-ImageName = Annotated[
-    str,
-    Field(pattern=r"^[^\s\x00-\x1f\x7f]+$"),
-    Allowed("the name of an image, which has no spaces"),
-]
 ProjectId = Annotated[
     str, Field(pattern=r"[^0-9]"), Allowed("the id of a project such as my-project, not its number")
 ]
@@ -95,7 +90,7 @@ class ClusterConfig(StrictModel):
     storage: StorageConfig = Field(
         default=StorageConfig(), description="Storage that every node shares."
     )
-    image: ImageName | None = Field(default=None, description="Container image of the run.")
+    image: str | None = Field(default=None, description="Container image of the run.")
     mounts: list[Mount] = Field(
         default=[],
         description=(

@@ -73,7 +73,7 @@ class Machine(CatalogRow):
     `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins.
     `accelerator_type`: the GPU in Google Cloud's calls and in GKE's node label. `gpu_quota`: the
     GPU in the cloud's quota names; `gpu_quota_form`: whether Google Cloud counts it under a metric
-    of its own or as a family of one metric. `local_disks`: those that come with it, whoever asks.
+    of its own or as a family of one metric. `local_disks`: those that every one has.
     `consumption`: how it can be bought. `compact_flex_start`: whether GKE places its flex-start
     nodes near each other. `pods`: where Kubernetes offers fewer ways than the network stack has.
     """

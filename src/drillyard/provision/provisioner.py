@@ -56,16 +56,16 @@ def creation_rules(
     hardware: Path | None = None,
 ) -> Callable[[ClusterConfig], Iterator[Problem]]:
     """The rules of the config's platform for the creation of its cluster, by the facts of a
-    `hardware` file in place of the config's own. They raise UserError for a platform of which no
-    cluster is created."""
+    `hardware` file in place of the config's own (UserError where it cannot be read). They raise
+    UserError for a platform of which no cluster is created."""
+
+    own = None if hardware is None else load_catalog(hardware)
 
     def problems(cluster: ClusterConfig) -> Iterator[Problem]:
         require_provisioner(cluster)
         try:
-            facts = load_catalog(hardware or cluster.hardware)
+            facts = own or load_catalog(cluster.hardware)
         except UserError as error:
-            if hardware is not None:
-                raise
             yield Problem(("hardware",), str(error).replace("\n", "; "))
             return
         if name := platforms()[cluster.platform].provision_rules:

@@ -88,7 +88,7 @@ ONE_KEY: list[tuple[str, Any, Any]] = [
     ("storage.bucket", "gs://runs", "runs"),
     ("storage.bucket", "My_Runs!", "my-runs"),
     ("storage.bucket", "runs.example.com", "runs-example-com"),
-    ("image", "train latest", "train:latest"),
+    ("image", "train latest", "us-central1-docker.pkg.dev/my-project/team/IMAGE:TAG"),
     ("network_stack", "tcpxo", "gib"),
     ("cluster.version", 1.34, "1.34"),
     ("cluster.version", "v1.34", "1.34"),

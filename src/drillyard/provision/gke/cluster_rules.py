@@ -16,6 +16,7 @@ from drillyard.hardware.catalog import Catalog, nearest_names
 from drillyard.hardware.cloud_limits import disk_limit, limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.rules import image_address
 from drillyard.provision.cluster_chart import FIRST_KUBERNETES
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
 from drillyard.provision.gke.names import PROJECT_ID, bucket_name_problem
@@ -45,6 +46,10 @@ def setting_problems(
     yield from _labels(creation)
     yield from _buckets(cluster, creation, state_bucket, facts)
     yield from _directory(cluster)
+    image = cluster.image
+    if image is not None and (not image.isprintable() or re.fullmatch(r"\S+", image) is None):
+        message = f"'{image}' is not an image's address: write {image_address(cluster)}"
+        yield Problem(("image",), message)
     yield from _disks(creation, pools, facts)
     yield from _cpu_machine(creation, facts)
     yield from _nodes(creation, pools)
