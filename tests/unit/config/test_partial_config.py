@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Annotated, get_args
 
 import pytest
 import yaml
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from drillyard.config.load import json_schema
+from drillyard.allowed_values import Allowed
+from drillyard.config.load import config_model, json_schema
 from drillyard.config.partial_config import partial_config
 from drillyard.config.problems import Problem
 from drillyard.config.strict_model import StrictModel
@@ -97,3 +99,31 @@ def test_a_number_keeps_the_digits_that_it_was_typed_with():
     assert json.dumps(value) == "1.3"
     assert yaml.safe_load(yaml.safe_dump([value])) == [1.3]
     assert type(parse_document("1.3", "f").value) is float
+
+
+def annotations(model, seen):
+    """Every annotation in a model and its sections, with its path."""
+    if model in seen:
+        return
+    seen.add(model)
+    for name, field in model.model_fields.items():
+        todo = [
+            Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        ]
+        while todo:
+            each = todo.pop()
+            yield f"{model.__name__}.{name}", each
+            todo += [inner for inner in get_args(each) if get_args(inner)]
+            for inner in (each, *get_args(each)):
+                if isinstance(inner, type) and issubclass(inner, BaseModel):
+                    yield from annotations(inner, seen)
+
+
+@pytest.mark.parametrize("which", ["cluster", "run", "workload"])
+def test_every_pattern_says_in_words_what_it_allows(which):
+    """An error about a value has the words: a pattern is for programs."""
+    for path, annotation in annotations(config_model(which), set()):
+        parts = getattr(annotation, "__metadata__", ())
+        inner = [each for part in parts for each in getattr(part, "metadata", [part])]
+        if any(getattr(each, "pattern", None) for each in inner):
+            assert any(isinstance(each, Allowed) for each in inner), path

@@ -80,6 +80,7 @@ ONE_KEY: list[tuple[str, Any, Any]] = [
     ("nodes", "1,000", 1000),
     ("nodes", 2.0, 2),
     ("nodes", 100000, 10000),
+    ("nodes", 10**30, 10000),
     ("consumption", "on-demand", "spot"),
     ("consumption", "flex_start", "flex-start"),
     ("consumption", "dws", "flex-start-queued"),

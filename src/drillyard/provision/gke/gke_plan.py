@@ -8,6 +8,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem, raise_all
 from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cloud_limits import limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
 from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
@@ -109,13 +110,16 @@ def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     places = [*place_problems(cluster, pools, facts)]
     misplaced = {each.path for each in places}
     of_pools = pool_problems(cluster, creation, networks, facts)
+    sizes = _range_sizes(settings, networks, needs)
+    # More nodes than a cluster may have need no ranges.
+    fits = limit("nodes-of-a-cluster").allows(sizes.nodes)
     return [
         *problems,
         *places,
         *setting_problems(cluster, creation, state_bucket, pools, facts),
         # A zone that is not one is not also that of another network.
         *(each for each in of_pools if each.path not in misplaced),
-        *range_problems(creation.ranges, _range_sizes(settings, networks, needs)),
+        *(range_problems(creation.ranges, sizes) if fits else ()),
     ]
 
 
