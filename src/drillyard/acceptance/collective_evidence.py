@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from drillyard.acceptance.collective_table import CollectiveTable
@@ -66,7 +67,7 @@ def _by_nccl_tests(
     asked = None if program is None else canonical(program)
     by = f"nccl-tests{f', {observation.source}' if observation.source else ''}"
     output = values.get("output")
-    tables = parse_tables(output.encode()) if isinstance(output, str) else []
+    tables = list(_tables_in(output)) if isinstance(output, str) else []
     chosen = values.get("tables")
     if isinstance(chosen, list):
         tables = [table for place, table in enumerate(tables) if place in chosen]
@@ -106,6 +107,12 @@ def _by_nccl_tests(
         )
 
 
+@lru_cache(maxsize=64)
+def _tables_in(output: str) -> tuple[CollectiveTable, ...]:
+    """The tables of an output, which several checks read."""
+    return tuple(parse_tables(output.encode()))
+
+
 def _common_sizes(repeats: Sequence[Mapping[int, float]]) -> dict[int, tuple[float, ...]]:
     sizes = set.intersection(*(set(each) for each in repeats))
     return {size: tuple(each[size] for each in repeats) for size in sorted(sizes)}
@@ -117,6 +124,7 @@ def _common_sizes(repeats: Sequence[Mapping[int, float]]) -> dict[int, tuple[flo
 def _by_torch(observation: Observation, evidence: AcceptanceEvidence) -> MeasuredCollective:
     asked = canonical(observation.arguments.get("collective", "all_reduce"))
     problems: list[str] = []
+    doubts: list[str] = []
     bus: dict[int, tuple[float, ...]] = {}
     wrong, checked = 0, False
     try:
@@ -127,20 +135,25 @@ def _by_torch(observation: Observation, evidence: AcceptanceEvidence) -> Measure
         if names != {asked}:
             raise ValueError(f"is of {', '.join(sorted(names))}, and {asked} was asked for")
         rows = [_rows_by_size(values) for values in by_rank]
-        wanted = observation.arguments.get("sizes") or list(rows[0])
         factor = bus_factor(asked, len(rows))
-        for size in wanted:
+        for size in rows[0]:
             bus[size] = _bus_of([each[size] for each in rows], size, factor)
-        counts = [each[size].get("wrong") for each in rows for size in wanted]
+        doubts += [
+            f"{size:,} bytes were asked for, and were not measured"
+            for size in observation.arguments.get("sizes") or ()
+            if not any(abs(size - found) <= 0.01 * size for found in bus)
+        ]
+        counts = [each[size].get("wrong") for each in rows for size in bus]
         checked = all(isinstance(count, int) for count in counts)
         wrong = sum(count for count in counts if isinstance(count, int))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         missing = f"has no {error}" if isinstance(error, KeyError) else str(error)
         problems.append(missing[:400])
-    doubts = () if checked or problems else ("its results were not checked",)
+    if not checked and not problems:
+        doubts.append("its results were not checked")
     return MeasuredCollective(
         observation=observation, collective=asked, nodes=observation.nodes, bus=bus,
-        problems=tuple(problems), doubts=doubts, wrong=wrong, by="PyTorch",
+        problems=tuple(problems), doubts=tuple(doubts), wrong=wrong, by="PyTorch",
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ agrees with itself where the intervals meet: algbw with bytes / time, busbw with
 collective's factor, bytes with count, type and ranks. The mean that nccl-tests prints below the
 table is a checksum of its rows.
 
-`problems` leave nothing to judge by. `doubts` forbid a pass and nothing else: rows below a
-threshold that agree with themselves are a fail whatever is missing around them.
+`problems` leave nothing to judge by. `doubts` forbid a pass and nothing else: a row below its
+threshold that agrees with itself is a fail, whatever is wrong with the others. Those that do not
+are left out.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def checked(
         return replace(table, problems=(*table.problems, "has no rows"))
     table = _identified(table)
     problems, doubts = list(table.problems), list(table.doubts)
+    contradicting: set[int] = set()
     ranks = table.ranks
     if ranks is None and table.collective is not None and _same_for_all_ranks(table.collective):
         ranks = ANY_RANKS
@@ -144,14 +146,16 @@ def checked(
     else:
         shape = SHAPES[table.collective]
         for row in table.rows:
-            whys = [
-                *row_problems(row, table.collective, ranks),
-                *_unchecked(row, shape.in_place),
-            ]
-            problems += [f"{_place(row)}: {why}" for why in whys]
-            if not whys:
+            why = [f"{_place(row)}: {each}" for each in row_problems(row, table.collective, ranks)]
+            if why:
+                contradicting.add(row.bytes)
+            else:
                 exact = row_problems(row, table.collective, ranks, slack=1.0)
-                doubts += [f"{_place(row)}: {why}" for why in exact]
+                why = [f"{_place(row)}: {each}" for each in exact]
+            doubts += [
+                *why,
+                *(f"{_place(row)}: {each}" for each in _unchecked(row, shape.in_place)),
+            ]
     problems += _size_problems([row.bytes for row in table.rows], factor)
     timings = [timing for row in table.rows for timing in _timings(row)]
     if average is not None:
@@ -165,7 +169,13 @@ def checked(
     wrong = sum(timing.wrong or 0 for timing in timings)
     if out_of_bounds is not None and (wrong > 0) != (out_of_bounds > 0):
         problems.append(f"has {wrong} wrong elements in its rows, and {out_of_bounds} below them")
-    return replace(table, problems=tuple(problems), doubts=tuple(doubts), wrong=wrong)
+    return replace(
+        table,
+        rows=tuple(row for row in table.rows if row.bytes not in contradicting),
+        problems=tuple(problems),
+        doubts=tuple(doubts),
+        wrong=wrong,
+    )
 
 
 def _identified(table: CollectiveTable) -> CollectiveTable:
@@ -259,21 +269,20 @@ def _timing_problem(
     size: int, timing: Timing, collective: str, ranks: int, slack: float
 ) -> str | None:
     """`slack`: how many times the rounding of a digit is accepted."""
-    time, alg, bus = (
-        replace(each, half=each.half * slack)
-        for each in (timing.microseconds, timing.alg, timing.bus)
-    )
-    if timing.microseconds.low <= 0:
+    time, alg, bus = timing.microseconds, timing.alg, timing.bus
+    if time.low <= 0:
         return "has no time"
     moved = size * (ranks - 1) / ranks if collective == "hypercube" else size
-    rate = moved / time.value / 1e3
-    if moved / time.high / 1e3 > alg.high or (time.low > 0 and moved / time.low / 1e3 < alg.low):
+    alg_low, alg_high = alg.value - slack * alg.half, alg.value + slack * alg.half
+    time_low, time_high = time.value - slack * time.half, time.value + slack * time.half
+    if moved / time_high / 1e3 > alg_high or (time_low > 0 and moved / time_low / 1e3 < alg_low):
+        rate = moved / time.value / 1e3
         return (
             f"{size:,} bytes in {time.value:g} us are {rate:.2f} GB/s, and algbw is {alg.value:g}"
         )
     factor = bus_factor(collective, ranks)
-    rounding = 1e-9 * bus.high
-    if alg.low * factor > bus.high + rounding or alg.high * factor < bus.low - rounding:
+    room = slack * bus.half + 1e-9 * bus.value
+    if alg_low * factor > bus.value + room or alg_high * factor < bus.value - room:
         return (
             f"algbw {alg.value:g} GB/s on {ranks} ranks is a busbw of {alg.value * factor:.2f},"
             f" and {bus.value:g} is printed"

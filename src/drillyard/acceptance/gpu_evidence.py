@@ -11,7 +11,6 @@ from drillyard.acceptance.check import Check, Expected
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -70,7 +69,7 @@ GpuJudge = Callable[[Gpu, NodeGpus], GpuFinding | None]
 
 def gpus_of(evidence: AcceptanceEvidence) -> Iterator[NodeGpus]:
     """The GPUs of every node that joined."""
-    recorded = is_recorded(evidence)
+    recorded = evidence.recorded
     # Of recorded evidence each tool's output is a file, and an observation, of its own.
     tools: dict[int, dict[str, Any]] = {}
     for each in evidence.of(PROBE):
@@ -122,7 +121,7 @@ def judge_gpus(
     for GPUs that have it.
     """
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(check)
     for node in nodes:
         absent = without_gpus(check, node, expected)
@@ -149,8 +148,8 @@ def _judge_node(
         yield not_in_file(check, node)
         return
     findings = [(gpu, unread(gpu, alternatives) or judge(gpu, node)) for gpu in table.gpus]
-    told = [(gpu, each) for gpu, each in findings if each and each.status is not Status.skipped]
-    for gpu, finding in told:
+    shown = [(gpu, each) for gpu, each in findings if each and each.status is not Status.skipped]
+    for gpu, finding in shown:
         if finding.status is not Status.passed:
             yield node_result(
                 check,
@@ -161,13 +160,13 @@ def _judge_node(
                 observed=finding.observed,
                 **finding.more,
             )
-    good = [each for _, each in told if each.status in (Status.passed, Status.recorded)]
-    if not told:
+    good = [each for _, each in shown if each.status in (Status.passed, Status.recorded)]
+    if not shown:
         why = next((each.reason for _, each in findings if each), "their driver does not show it")
         yield node_result(check, node.rank, Status.skipped, f"{node.name}: its GPUs: {why}")
-    elif len(told) < len(table.gpus):
+    elif len(shown) < len(table.gpus):
         silent = ", ".join(
-            gpu.title for gpu, each in findings if each is None or (gpu, each) not in told
+            gpu.title for gpu, each in findings if each is None or (gpu, each) not in shown
         )
         why = f"{node.name}: nothing is shown of {silent}, unlike of its other GPUs"
         yield node_result(check, node.rank, Status.incomplete, why)

@@ -21,9 +21,11 @@ from drillyard.config.run import WorkloadConfig, WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.plan import Plan
+from drillyard.launch.prepared_run import as_siblings
 from drillyard.launch.request import LaunchRequest
 from drillyard.plan_files import PlanFile
 
+_SHARED = ("host_tools.py",)
 DIRECTORY, SCHEDULE = "acceptance", "schedule.json"
 """Of the node side, below the job's files; and its file there."""
 
@@ -86,10 +88,12 @@ def acceptance_run(cluster: ClusterConfig) -> WorkloadRunConfig:
 
 
 def node_files() -> list[PlanFile]:
-    """The source of the node side, in order of names, as resources: a zipped wheel has them too."""
-    sources = (each for each in files(node).iterdir() if each.name.endswith(".py"))
+    """The source of the node side and of what it shares with the agent, in order of names, as
+    resources: a zipped wheel has them too."""
+    sources = [each for each in files(node).iterdir() if each.name.endswith(".py")]
+    sources += [files("drillyard").joinpath(name) for name in _SHARED]
     return [
-        PlanFile(f"{DIRECTORY}/{each.name}", each.read_text(encoding="utf-8"))
+        PlanFile(f"{DIRECTORY}/{each.name}", as_siblings(each.read_text(encoding="utf-8")))
         for each in sorted(sources, key=lambda each: each.name)
     ]
 

@@ -107,7 +107,7 @@ class _Table:
         found = checked(
             table, average=self.average, out_of_bounds=self.out_of_bounds, factor=factor
         )
-        return replace(found, problems=found.problems[:_MOST_PROBLEMS])
+        return _bounded(found)
 
     def _range_problems(self, least: int, most: int, step: int, kind: str) -> Iterator[str]:
         sizes = [row.bytes for row in self.rows]
@@ -236,6 +236,12 @@ class _Stream:
         self.rank_hosts, self.groups = {}, set()
 
 
+def _bounded(table: CollectiveTable) -> CollectiveTable:
+    return replace(
+        table, problems=table.problems[:_MOST_PROBLEMS], doubts=table.doubts[:_MOST_PROBLEMS]
+    )
+
+
 def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
     """The row, or why it cannot be read."""
     words = line.split()
@@ -315,7 +321,7 @@ def _json_table(text: bytes) -> CollectiveTable:
         out_of_bounds=bounds,
         factor=float(factor) if isinstance(factor, int) else None,
     )
-    return replace(found, problems=found.problems[:_MOST_PROBLEMS])
+    return _bounded(found)
 
 
 def _json_row(row: dict[str, Any]) -> TableRow:

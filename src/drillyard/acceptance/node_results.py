@@ -26,12 +26,6 @@ def node_result(check: Check, rank: int, status: Status, reason: str, **more: An
     return CheckResult(check=check.name, nodes=(rank,), status=status, reason=reason, **values)
 
 
-def is_recorded(evidence: AcceptanceEvidence) -> bool:
-    """Whether the evidence comes from files that somebody chose, so that what they lack was not
-    asked for."""
-    return bool(evidence.observations) and all(each.source for each in evidence.observations)
-
-
 def node_observations(
     evidence: AcceptanceEvidence, probe: str
 ) -> Iterator[tuple[int, Observation | None]]:
@@ -41,9 +35,8 @@ def node_observations(
     for seen in evidence.of(probe):
         for rank in seen.nodes:
             found[rank] = seen
-    recorded = is_recorded(evidence)
     for node in evidence.nodes:
-        if node.rank in found or not recorded:
+        if node.rank in found or not evidence.recorded:
             yield node.rank, found.get(node.rank)
 
 

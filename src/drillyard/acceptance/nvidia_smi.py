@@ -23,7 +23,7 @@ MOST_CHARACTERS = 8 << 20
 _NUMBER = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
 )
-_NOT_TOLD = re.compile(
+_NO_VALUE = re.compile(
     r"\[?(N/A|Not Supported|Insufficient Permissions|"
     r"Requested functionality has been deprecated)\]?",
     re.IGNORECASE,
@@ -61,9 +61,9 @@ class Gpu:
     def __contains__(self, key: str) -> bool:
         return key in self.texts
 
-    def is_told(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Whether the output has a value: not N/A, and not missing."""
-        return key in self.texts and not _NOT_TOLD.fullmatch(self.texts[key])
+        return key in self.texts and not _NO_VALUE.fullmatch(self.texts[key])
 
     def number(self, key: str) -> float | None:
         """The value as a number, without its unit; None where it is not one."""
@@ -134,7 +134,11 @@ def parse_xml(text: str) -> GpuTable:
     if "<!ENTITY" in text:
         raise NotThisOutput("has XML entities, which nvidia-smi does not print")
     try:
-        root = ElementTree.fromstring(text.strip())  # noqa: S314 - without entities, and bounded
+        # Complaints may stand before the document.
+        start = max(
+            0, min(text.find(each) for each in ("<?xml", "<nvidia_smi_log") if each in text)
+        )
+        root = ElementTree.fromstring(text[start:].strip())  # noqa: S314 - no entities, bounded
     except (ElementTree.ParseError, ValueError) as error:
         raise NotThisOutput(f"is not whole XML ({error})") from None
     if root.tag != "nvidia_smi_log":
@@ -159,7 +163,7 @@ def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
         found = node.find(path)
         return None if found is None or len(found) else (found.text or "").strip()
 
-    texts = _texts(lambda each: each.xml, find)
+    texts = _texts(lambda each: each.xml, _with_groups(find))
     texts.setdefault("bus_id", node.get("id", ""))
     processes = node.find("processes")
     listed = None
@@ -208,7 +212,7 @@ def parse_text(text: str) -> GpuTable:
     _require_count(header.get("Attached GPUs"), len(gpus))
     parsed = []
     for at, (values, listed) in enumerate(gpus):
-        texts = _texts(lambda each: each.text, values.get)
+        texts = _texts(lambda each: each.text, _with_groups(values.get))
         texts["bus_id"] = values["bus_id"]
         processes = tuple(
             GpuProcess(
@@ -377,6 +381,21 @@ def _texts(
     return texts
 
 
+def _with_groups(find: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """As `find`; what is below a group without a value ("Remapped Rows : N/A") has none
+    either."""
+
+    def found(path: str) -> str | None:
+        value = find(path)
+        while value is None and "/" in path:
+            path = path.rpartition("/")[0]
+            group = find(path)
+            value = group if group is not None and _NO_VALUE.fullmatch(group) else None
+        return value
+
+    return found
+
+
 def _sum(parts: list[str]) -> str:
     numbers = [_NUMBER.fullmatch(part) for part in parts]
     if all(numbers):
@@ -392,7 +411,7 @@ def _require_count(declared: str | None, found: int) -> None:
 
 
 def _is_of(kind: str, cell: str) -> bool:
-    if _NOT_TOLD.fullmatch(cell) or _LOST.search(cell):
+    if _NO_VALUE.fullmatch(cell) or _LOST.search(cell):
         return True
     if kind == "number":
         return _NUMBER.fullmatch(cell) is not None

@@ -37,7 +37,7 @@ def versions_of(
     if gpus is not None and gpus.table is not None:
         found |= {name: gpus.table.facts[name] for name in gpus.table.facts}
         for key, title in (("vbios", "VBIOS"), ("persistence", "persistence mode")):
-            values = sorted({gpu.texts[key] for gpu in gpus.table.gpus if gpu.is_told(key)})
+            values = sorted({gpu.texts[key] for gpu in gpus.table.gpus if gpu.has_value(key)})
             if values:
                 found[title] = ", ".join(values)
     firmware = sorted(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from drillyard.acceptance.check import Expected, Level
+from drillyard.acceptance.checks.collectives import pair_limit
+from drillyard.acceptance.thresholds import required_sizes
 from drillyard.acceptance.training_phases import shape_for
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -38,26 +40,40 @@ def torch_steps(level: Level, expected: Expected, nodes: int) -> Iterator[dict[s
     gpu = _on_gpu(expected)
     yield _step("devices", "node", 60, devices_arguments(level, expected))
     for collective in collectives_of(level, expected):
-        sizes = (GPU_SIZES if gpu else CPU_SIZES)[level]
-        arguments: dict[str, Any] = {
-            "collective": collective,
-            "sizes": sizes,
-            "repeats": REPEATS,
-            "budget_seconds": BUDGET_SECONDS[level],
-            "device": "cuda" if gpu else None,
-        }
         seconds = int(2 * BUDGET_SECONDS[level])
+        one, two = (_arguments(level, expected, collective, count) for count in (1, 2))
         if gpu:
-            step = _step("nccl_tests", "node", seconds, arguments)
+            step = _step("nccl_tests", "node", seconds, one)
             del step["ranks"]
             yield step
-        yield _step("collective", "node", seconds, arguments)
+        yield _step("collective", "node", seconds, one)
         if nodes > 1:
-            judged = {"judge": {"figure": "bus_gb_per_s", "at_least": None}}
-            yield _step("collective", "pairs", seconds, arguments) | judged
+            # The figure is that of the largest size.
+            least = pair_limit(expected, collective, max(two["sizes"]))
+            judged = {"judge": {"figure": "bus_gb_per_s", "at_least": least}}
+            yield _step("collective", "pairs", seconds, two) | judged
         if nodes > 2:
-            yield _step("collective", "all", seconds, arguments)
+            yield _step("collective", "all", seconds, two)
     yield _step("training", "all", 120, training_arguments(level, expected))
+
+
+def _arguments(level: Level, expected: Expected, collective: str, nodes: int) -> dict[str, Any]:
+    gpu = _on_gpu(expected)
+    return {
+        "collective": collective,
+        "sizes": sizes_of(level, expected, collective, nodes) if gpu else CPU_SIZES[level],
+        "repeats": REPEATS,
+        "budget_seconds": BUDGET_SECONDS[level],
+        "device": "cuda" if gpu else None,
+    }
+
+
+def sizes_of(level: Level, expected: Expected, collective: str, nodes: int) -> list[int]:
+    """The level's, and those by which a row of so many nodes judges; the largest is one of
+    these."""
+    deciding = required_sizes(expected, nodes).get(ROW_NAMES.get(collective, collective), ())
+    most = max(deciding, default=max(GPU_SIZES[level]))
+    return sorted({*deciding, *(size for size in GPU_SIZES[level] if size <= most)})
 
 
 def collectives_of(level: Level, expected: Expected) -> list[str]:

@@ -37,8 +37,7 @@ from drillyard.programs import TEMPORARY
 from drillyard.safe_files import require_plain_name
 
 _SHARED = {
-    "drillyard": ("redaction",),
-    "drillyard.acceptance.node": ("host_tools",),
+    "drillyard": ("host_tools", "redaction"),
     "drillyard.supervise": (
         "cause",
         "launch_contract",
@@ -50,9 +49,7 @@ _SHARED = {
     ),
 }
 """Modules of other packages that travel with the agent, as siblings of its files."""
-_IMPORT = re.compile(
-    r"^from drillyard(?:\.supervise|\.acceptance\.node)?(\.\w+)? import", re.MULTILINE
-)
+_IMPORT = re.compile(r"^from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
 JobSettings = Mapping[str, tuple[Any, str, str]]
@@ -196,10 +193,12 @@ def agent_files() -> tuple[PlanFile, ...]:
         each.name: each.read_text(encoding="utf-8")
         for each in sorted(found, key=lambda each: each.name)
     }
-    return tuple(
-        PlanFile(f"agent/{name}", _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", text))
-        for name, text in texts.items()
-    )
+    return tuple(PlanFile(f"agent/{name}", as_siblings(text)) for name, text in texts.items())
+
+
+def as_siblings(source: str) -> str:
+    """Source whose imports of our other modules are of files beside it, as they are on nodes."""
+    return _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", source)
 
 
 def _command(

@@ -40,6 +40,7 @@ def evidence(*observations: Observation, nodes: int = 1) -> AcceptanceEvidence:
         processes_per_node=1,
         nodes=tuple(NodeIdentity(rank=rank, name=f"n{rank}") for rank in range(nodes)),
         observations=observations,
+        recorded=bool(observations) and all(each.source for each in observations),
     )
 
 

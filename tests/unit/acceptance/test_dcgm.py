@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.acceptance.host_scenarios import dcgm_3, dcgm_4, judged, observed
+from tests.unit.acceptance.host_scenarios import dcgm_3, dcgm_4, expected, judged, observed
 
 from drillyard.acceptance.checks import dcgm as check
 from drillyard.acceptance.dcgm import DcgmSeverity, parse_dcgm, recognise
+from drillyard.acceptance.judgement import judge
 from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.recorded import recorded_evidence
 from drillyard.acceptance.results import Status
 
 
@@ -96,3 +99,14 @@ def test_other_texts_are_refused(text: str) -> None:
 def test_reports_are_recognised_whole_or_not() -> None:
     assert recognise(dcgm_3(2)) and recognise(dcgm_4(2)[:-50])
     assert recognise("# nccl-tests version 2.13") is None and recognise("{}") is None
+
+
+@pytest.mark.parametrize("make", [dcgm_3, dcgm_4])
+def test_recorded_reports_are_judged(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "diag.json"
+    for text, verdict in ((make(8), Status.passed), (make(8, gpu=3, severity=6), Status.fail)):
+        path.write_text(text)
+        outcome = judge(recorded_evidence([path], expected()), expected())
+        assert outcome.verdict is verdict
+    path.write_text(make(8)[:-40])
+    assert judge(recorded_evidence([path], expected()), expected()).verdict is Status.incomplete

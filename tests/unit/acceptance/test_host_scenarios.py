@@ -252,3 +252,28 @@ def test_bus_addresses_of_the_samples() -> None:
         "00000000:06:00.0",
         "00000000:18:00.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("complaint", "named"),
+    [
+        ("Unable to determine the device handle for GPU3: 0000:08:00.0: Unknown Error", "GPU 3"),
+        ("Unable to determine the device handle for GPU0000:08:00.0: Unknown Error", "0000:08:00"),
+        ("Unable to determine the device handle for GPU 0000:08:00.0: Not Found", "0000:08:00"),
+        ("Unable to determine the device handle for GPU3: Unknown Error", "GPU 3"),
+    ],
+)
+def test_a_lost_gpu_beside_exit_code_0(tools: FakeTools, complaint: str, named: str) -> None:
+    tools.gpus(8)
+    tools.add("nvidia-smi -q -x", smi_xml(7), error=complaint)
+    result = only(judged(accelerator_count.CHECK, tools.accelerators()))
+    assert (result.status, result.culprits) == (FAIL, (0,)) and named in result.reason
+    tools.add("nvidia-smi -q -x", complaint + "\n" + smi_xml(7, attached=8))
+    result = only(judged(accelerator_count.CHECK, tools.accelerators()))
+    assert result.status is FAIL and named in result.reason
+
+
+def test_a_list_that_contradicts_the_query_is_no_pass(tools: FakeTools) -> None:
+    tools.gpus(8)
+    tools.add("nvidia-smi -L", smi_list(7))
+    assert only(judged(accelerator_count.CHECK, tools.accelerators())).status is INCOMPLETE

@@ -395,3 +395,20 @@ def test_the_node_that_is_connected_otherwise(nodes: int, blamed: list[int]) -> 
     failed = [each for each in results if each.status is Status.fail]
     assert [rank for each in failed for rank in each.culprits] == blamed
     assert {rank for each in failed for rank in each.nodes} == ({1} if blamed else {0, 1})
+
+
+def test_a_group_that_is_not_told() -> None:
+    """GPUs without row remapping show the group alone."""
+    start, end = "    Remapped Rows\n", "    Temperature\n"
+    text = smi_text(2)
+    for _ in range(2):
+        head, _, rest = text.partition(start)
+        text = (
+            f"{head}    Remapped Rows                             : N/A\n{end}"
+            + (rest.partition(end)[2])
+        )
+    gpus = parse_gpus(text).gpus
+    assert [gpu.has_value("remapped.failure") for gpu in gpus] == [False, False]
+    assert all("remapped.failure" in gpu for gpu in gpus)
+    assert status(remapped_rows.CHECK, text, "a2-highgpu-2g") is Status.incomplete
+    assert status(remapped_rows.CHECK, text, None) is Status.skipped

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_result,
     nothing_recorded,
 )
 from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, short_bus_id
 from drillyard.acceptance.results import CheckResult, Status
 
-_LOST = re.compile(r"device handle for (?:GPU\s*)?([0-9a-fA-F:.]+)", re.IGNORECASE)
+_LOST = re.compile(
+    r"device handle for GPU\s*(?:(?P<index>\d{1,3}): )?"
+    r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])?",
+    re.IGNORECASE,
+)
+"""What nvidia-smi complains of, also where it ends with 0 and shows the other GPUs."""
 _ON_THE_BUS = re.compile(r"^(\S+) 030[02]: 10de:", re.MULTILINE)
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node."""
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for node in nodes:
         yield _judge_node(node, expected)
@@ -54,6 +58,9 @@ def _judge_node(node: NodeGpus, expected: Expected) -> CheckResult:
     absent = without_gpus(CHECK, node, expected)
     if absent is not None:
         return absent
+    if (listed := _count_of(node, "list")) not in (None, found):
+        reason = f"{node.name}: nvidia-smi -q has {found} GPUs, and nvidia-smi -L {listed}"
+        return node_result(CHECK, node.rank, Status.incomplete, reason, **more)
     if node.device_files not in (None, 0, needed):
         reason = (
             f"{node.name}: nvidia-smi lists {found} GPUs, and /dev has {node.device_files} of them"
@@ -68,12 +75,15 @@ def _listed(node: NodeGpus) -> int | None:
     """GPUs that nvidia-smi lists, where one of its forms is whole."""
     if node.table is not None:
         return len(node.table.gpus)
-    for tool in ("query", "list"):
-        try:
-            return len(parse_gpus(node.text_of(tool)).gpus)
-        except NotThisOutput:
-            continue
-    return None
+    counts = [_count_of(node, tool) for tool in ("query", "list")]
+    return next((count for count in counts if count is not None), None)
+
+
+def _count_of(node: NodeGpus, tool: str) -> int | None:
+    try:
+        return len(parse_gpus(node.text_of(tool)).gpus)
+    except NotThisOutput:
+        return None
 
 
 def _lost(node: NodeGpus) -> str:
@@ -81,9 +91,13 @@ def _lost(node: NodeGpus) -> str:
     driver does not list."""
     for tool in ("query", "list"):
         answer = node.tools.get(tool)
-        said = f"{answer.get('error')} {answer.get('text')}" if isinstance(answer, dict) else ""
+        if not isinstance(answer, Mapping):
+            continue
+        said = " ".join(str(answer.get(key)) for key in ("error", "complaint", "text"))
         if found := _LOST.search(said):
-            return f"the GPU at {short_bus_id(found[1]) or found[1]} does not answer the driver"
+            index, bus = found["index"], short_bus_id(found["bus"] or "")
+            which = f"GPU {index}" if index else "a GPU"
+            return f"{which}{f' at {bus}' if bus else ''} does not answer the driver"
     if node.table is None or not node.table.gpus:
         return ""
     try:

@@ -15,6 +15,7 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.collective_evidence import (
     PROBES,
     MeasuredCollective,
+    canonical,
     measured_collectives,
 )
 from drillyard.acceptance.evidence import AcceptanceEvidence
@@ -114,24 +115,39 @@ def _baseline(expected: Expected, measured: MeasuredCollective) -> tuple[int, Th
     """The limit that this cluster's earlier run gives at the largest size of both: a fraction of
     the least that it measured, on as many nodes."""
     size = max(measured.bus, default=0)
-    if expected.baseline is None:
-        return size, None
-    before = [
-        each
-        for each in measured_collectives(expected.baseline)
-        if each.collective == measured.collective
-        and each.observation.scope == measured.observation.scope
-        and len(each.nodes) == len(measured.nodes)
-        and not each.problems
-        and not each.doubts
-        and not each.wrong
-    ]
-    common = [size for size in measured.bus if any(size in each.bus for each in before)]
+    before = _before(
+        expected, str(measured.collective), measured.observation.scope, len(measured.nodes)
+    )
+    common = [size for size in measured.bus if size in before]
     if not common:
         return size, None
     size = max(common)
-    least = min(min(each.bus[size]) for each in before if size in each.bus)
-    return size, baseline_threshold(expected, least, metric_at(str(measured.collective), size))
+    metric = metric_at(str(measured.collective), size)
+    return size, baseline_threshold(expected, before[size], metric)
+
+
+def _before(expected: Expected, collective: str, scope: str, count: int) -> dict[int, float]:
+    """By size in bytes: the least GB/s that the baseline has of a collective on as many nodes."""
+    least: dict[int, float] = {}
+    for each in measured_collectives(expected.baseline) if expected.baseline is not None else ():
+        same = (each.collective, each.observation.scope, len(each.nodes))
+        if same == (collective, scope, count) and not (each.problems or each.doubts or each.wrong):
+            for size, values in each.bus.items():
+                least[size] = min(*values, least.get(size, values[0]))
+    return least
+
+
+def pair_limit(expected: Expected, collective: str, size: int) -> float | None:
+    """GB/s that a pair of nodes must reach at `size` bytes, for the search; None where neither a
+    row nor the baseline says."""
+    name = canonical(collective)
+    found = collective_threshold(expected, name, 2, size)
+    if isinstance(found, NoReference):
+        before = _before(expected, name, "pairs", 2)
+        if size not in before:
+            return None
+        found = baseline_threshold(expected, before[size], "")
+    return found.value
 
 
 def _judged(

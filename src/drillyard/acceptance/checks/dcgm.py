@@ -10,7 +10,6 @@ from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -26,7 +25,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result per test that fails on a GPU, else one per node."""
     counted = {node.rank: len(node.table.gpus) for node in gpus_of(evidence) if node.table}
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         needed = counted.get(rank)

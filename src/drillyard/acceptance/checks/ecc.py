@@ -22,7 +22,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result per GPU with errors, else one per node."""
 
     def judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-        if not any(gpu.is_told(key) for key in _VOLATILE):
+        if not any(gpu.has_value(key) for key in _VOLATILE):
             mode = gpu.texts.get("ecc.mode", "N/A")
             reason = f"has no counters of memory errors (ECC mode: {mode})"
             status = Status.incomplete if has_gpus(expected) else Status.skipped
@@ -48,7 +48,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             action = "drain the node; have the GPU replaced"
             more = {"metric": "ecc.aggregate.sram", "unit": "errors", "action": action}
             return GpuFinding(Status.fail, reason, sram, more)
-        if gpu.is_told("ecc.aggregate.sram") and sram is None:
+        if gpu.has_value("ecc.aggregate.sram") and sram is None:
             return unreadable(gpu, "ecc.aggregate.sram")
         return GpuFinding(Status.passed, "")
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    is_recorded,
     majority,
     named,
     node_observations,
@@ -29,7 +28,7 @@ _UNSET = "not set"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per variable that differs or must not be, else one for all nodes."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
         return
     variables: dict[int, dict[str, str]] = {}

@@ -26,7 +26,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
     for key, default_key, unit, title in _PAIRS:
-        if not gpu.is_told(key) or not gpu.is_told(default_key):
+        if not gpu.has_value(key) or not gpu.has_value(default_key):
             if unit == "W":
                 return GpuFinding(Status.skipped, "the driver shows no power limit")
             continue

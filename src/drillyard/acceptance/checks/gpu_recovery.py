@@ -41,7 +41,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-    if not gpu.is_told("recovery"):
+    if not gpu.has_value("recovery"):
         return GpuFinding(Status.skipped, "their driver names no recovery (it does since 570)")
     asked = gpu.texts["recovery"]
     if asked == "None":

@@ -10,7 +10,6 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -38,7 +37,7 @@ _GIB = float(1 << 30)
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Several results per node, each about one part."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         name = evidence.name_of(rank)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    is_recorded,
     majority,
     named,
     node_observations,
@@ -29,7 +28,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result for each node that differs or was not read, else one for all."""
     words: dict[int, frozenset[str]] = {}
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
         return
     for rank, seen in nodes:

@@ -9,7 +9,6 @@ from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.kernel_log import host_events, parsed_lines
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -20,7 +19,7 @@ from drillyard.acceptance.results import CheckResult, Status
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per kind of event, else one per node."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         name, log = evidence.name_of(rank), log_of(seen)

@@ -9,7 +9,6 @@ from typing import Any
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -27,7 +26,7 @@ _VIRTUAL = re.compile(r"lo|docker\d*|veth|br-|virbr|cni|flannel|cali|tun|tap|ifb
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Results per node."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         name = evidence.name_of(rank)

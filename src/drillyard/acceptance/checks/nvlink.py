@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
-from drillyard.acceptance.node_results import is_recorded, node_result, nothing_recorded
+from drillyard.acceptance.node_results import node_result, nothing_recorded
 from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.hardware.facts import cited
@@ -20,7 +20,7 @@ _SAME_SPEED = 0.99
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per GPU with fewer links or outside the fabric, else one per node."""
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for node in nodes:
         if node.lacks("links") and node.lacks("query"):
@@ -35,7 +35,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
     gpus = node.table.gpus if node.table is not None else ()
-    outside = [gpu for gpu in gpus if gpu.is_told("fabric.state")]
+    outside = [gpu for gpu in gpus if gpu.has_value("fabric.state")]
     outside = [gpu for gpu in outside if gpu.texts["fabric.state"] != "Completed"]
     for gpu in outside:
         state = gpu.texts["fabric.state"]

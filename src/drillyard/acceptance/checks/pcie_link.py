@@ -20,7 +20,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     source = cited(row, "host_link") if row and link else "the GPU's own maximum, by nvidia-smi"
 
     def judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-        if not gpu.is_told("pcie.width"):
+        if not gpu.has_value("pcie.width"):
             return GpuFinding(Status.skipped, "they show no PCIe link")
         width, width_max = gpu.number("pcie.width"), gpu.number("pcie.width_max")
         if width is None:

@@ -21,7 +21,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result per GPU that needs a reset or is worn out, else one per node."""
 
     def judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-        rows, pages = gpu.is_told("remapped.failure"), gpu.is_told("retired.pending")
+        rows, pages = gpu.has_value("remapped.failure"), gpu.has_value("retired.pending")
         if not rows and not pages:
             status = Status.incomplete if has_gpus(expected) else Status.skipped
             return GpuFinding(status, "shows neither remapped rows nor retired pages")
@@ -61,7 +61,7 @@ def _pages(gpu: Gpu) -> GpuFinding | None:
     if pending:
         more = {"metric": "retired.pending"}
         return GpuFinding(Status.fail, "waits for a restart to retire a page", "pending", more)
-    keys = [key for key in ("retired.single_bit", "retired.double_bit") if gpu.is_told(key)]
+    keys = [key for key in ("retired.single_bit", "retired.double_bit") if gpu.has_value(key)]
     counts = [gpu.number(key) for key in keys]
     if None in counts:
         return unreadable(gpu, keys[counts.index(None)])

@@ -34,11 +34,11 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
-    if not any(gpu.is_told(key) for key in _REASONS):
+    if not any(gpu.has_value(key) for key in _REASONS):
         return GpuFinding(Status.skipped, "the driver shows no reasons")
     for key, (why, action) in _REASONS.items():
         active = gpu.flag(key)
-        if active is None and gpu.is_told(key):
+        if active is None and gpu.has_value(key):
             return unreadable(gpu, key)
         if active:
             more = {"metric": key.partition(".")[2], "action": action}

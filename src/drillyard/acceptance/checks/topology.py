@@ -9,7 +9,6 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
 from drillyard.acceptance.node_results import (
-    is_recorded,
     majority,
     named,
     node_result,
@@ -24,7 +23,7 @@ Matrix = tuple[tuple[str, ...], ...]
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node, and one where nodes differ."""
     nodes = list(gpus_of(evidence))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     matrices: dict[int, Matrix] = {}
     for node in nodes:

@@ -10,7 +10,6 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.node_results import (
-    is_recorded,
     majority,
     named,
     node_observations,
@@ -43,7 +42,7 @@ _ABSENT = "not there"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per version that differs or is too old, else one for all nodes."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
         return
     versions = _versions(evidence, dict(nodes), expected.stack)

@@ -13,7 +13,6 @@ from drillyard.acceptance.kernel_log import XidEvent, parsed_lines, xid_events
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     has_gpus,
-    is_recorded,
     node_observations,
     node_result,
     nothing_recorded,
@@ -31,7 +30,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         for node in gpus_of(evidence)
     }
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and is_recorded(evidence):
+    if not nodes and evidence.recorded:
         yield nothing_recorded(CHECK)
     for rank, seen in nodes:
         name = evidence.name_of(rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .host_tools import num_gpus, run_tools
+from drillyard.host_tools import num_gpus, run_tools
 
 COMMANDS = {
     "query": ["nvidia-smi", "-q", "-x"],

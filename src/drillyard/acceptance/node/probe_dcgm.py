@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .host_tools import run_tools
+from drillyard.host_tools import run_tools
 
 
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import resource
 import tempfile
 from typing import Any
 
-from .host_tools import num_gpus, read_small
+from drillyard.host_tools import num_gpus, read_small
 
 _LIMITS = {
     "locked_memory": resource.RLIMIT_MEMLOCK,

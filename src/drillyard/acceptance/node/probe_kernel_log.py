@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from .host_tools import read_small, run_tool
+from drillyard.host_tools import read_small, run_tool
 
 MOST_LINES, MOST_LINE_CHARACTERS = 4000, 500
 _OF_INTEREST = re.compile(

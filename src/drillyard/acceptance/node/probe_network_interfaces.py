@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .host_tools import read_small
+from drillyard.host_tools import read_small
 
 _OF_INTERFACE = ("operstate", "mtu", "speed", "carrier", "carrier_changes", "address", "type")
 _OF_PORT = ("state", "phys_state", "rate", "link_layer")

@@ -9,7 +9,7 @@ import platform
 import re
 from typing import Any
 
-from .host_tools import read_small, run_tools
+from drillyard.host_tools import read_small, run_tools
 
 PREFIXES = (
     "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "CUDA_", "NVIDIA_", "RDMAV_", "OFI_",

@@ -17,7 +17,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from drillyard.acceptance.node.host_tools import gpu_models, num_gpus, run_tool
+from drillyard.host_tools import gpu_models, num_gpus, run_tool
 from drillyard.supervise.sockets import can_bind
 
 from .job import LAUNCHED_FROM, read_job

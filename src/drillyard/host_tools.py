@@ -1,7 +1,8 @@
 """Tools of a host, each within a limit of time and output, and its GPUs by device files.
 
-Also part of the agent of a launch, which asks the same of a host before it starts anything there.
-A tool that hangs, is missing or fails costs its own answer and no other.
+It travels as source to the nodes, with the agent of a launch and with the probes of acceptance:
+standard library only, nothing newer than Python 3.9. A tool that hangs, is missing or fails costs
+its own answer and no other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 MOST_TEXT_BYTES = 4 << 20
 """Of one tool's output: eight GPUs in full are 0.2 MB of XML."""
+_COMPLAINT_CHARACTERS = 2000
 _ALSO_SEARCHED = (
     "/usr/local/nvidia/bin",
     "/usr/local/sbin",
@@ -41,12 +43,13 @@ def tool_path(name: str) -> str | None:
 
 
 def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run a tool: `{"argv", "code", "text", "error", "installed"}`.
+    """Run a tool: `{"argv", "code", "text", "complaint", "error", "installed"}`.
 
-    `text` is its standard output. `code` None: it did not end. `error` None: it ended with 0, and
-    `text` is all of its output.
+    `text` is its standard output, `complaint` the beginning of its standard error. `code` None: it
+    did not end. `error` None: it ended with 0, and `text` is all of its output.
     """
-    ran: dict[str, Any] = {"argv": list(argv), "code": None, "text": "", "error": None}
+    ran: dict[str, Any] = {"argv": list(argv), "code": None, "text": "", "complaint": ""}
+    ran["error"] = None
     program = tool_path(argv[0])
     ran["installed"] = program is not None
     if program is None:
@@ -73,7 +76,7 @@ def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
         ran["code"] = _wait(process, seconds)
         text, whole = _text(out)
         complaint, _ = _text(complaints)
-    ran["text"] = text
+    ran["text"], ran["complaint"] = text, complaint[:_COMPLAINT_CHARACTERS]
     if ran["code"] is None:
         ran["error"] = f"{argv[0]} did not end within {seconds:.0f} s and was killed"
     elif ran["code"] != 0:

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from drillyard.acceptance import node
-from drillyard.acceptance.node import host_tools, probe_kernel_log
-from drillyard.acceptance.node.host_tools import num_gpus, run_tool, run_tools
+from drillyard import host_tools
+from drillyard.acceptance.job import node_files
+from drillyard.acceptance.node import probe_kernel_log
+from drillyard.host_tools import num_gpus, run_tool, run_tools
 
 
 @pytest.fixture
@@ -80,17 +82,29 @@ def test_device_files_are_counted(tmp_path: Path) -> None:
 
 def test_the_node_side_needs_only_the_standard_library() -> None:
     """It runs on the nodes' own Python, 3.9 or newer."""
-    sources = [each for each in files(node).iterdir() if each.name.startswith(("probe_", "host_"))]
-    assert len(sources) > 6
-    for source in sources:
-        tree = ast.parse(source.read_text(), feature_version=(3, 9))
+    for file in node_files():
+        if Path(file.path).name.startswith(("torch_", "ranks")):
+            continue
+        tree = ast.parse(file.content, feature_version=(3, 9))
         imported = {
             (name.name if isinstance(found, ast.Import) else found.module or "").split(".")[0]
             for found in ast.walk(tree)
             if isinstance(found, (ast.Import, ast.ImportFrom)) and not getattr(found, "level", 0)
             for name in found.names
         }
-        assert imported <= set(sys.stdlib_module_names), source.name
+        assert imported <= set(sys.stdlib_module_names), file.path
+
+
+def test_probes_run_where_only_their_files_are(tmp_path: Path) -> None:
+    for file in node_files():
+        path = tmp_path / file.path
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(file.content)
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", tmp_path / "acceptance", "probe", "host"],
+        input="{}", capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["cores"] > 0
 
 
 def test_the_kernel_log_says_why_it_cannot_be_read(
