@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import yaml
 
+from drillyard.acceptance.check import Expected
 from drillyard.acceptance.checks import device_rates
 from drillyard.acceptance.collective_evidence import measured_collectives
 from drillyard.acceptance.judgement import Outcome
@@ -31,14 +32,9 @@ _Place = tuple[str, int]
 def hardware_file(outcome: Outcome, name: str) -> str:
     """The YAML of the rows; `name` of the acceptance stands in their source. Raises UserError where
     there is nothing to write."""
-    expected = outcome.expected
-    if expected is None or expected.machine is None:
-        raise UserError(
-            "--write-hardware: rows are those of a machine: set machine in the cluster config, or"
-            " give --machine with --from"
-        )
+    machine = require_machine(outcome.expected)
     sections = {
-        "bandwidths": list(_bandwidths(outcome, expected.machine)),
+        "bandwidths": list(_bandwidths(outcome, machine)),
         "accelerators": list(_accelerators(outcome)),
     }
     rows = {kind: found for kind, found in sections.items() if found}
@@ -53,6 +49,16 @@ def hardware_file(outcome: Outcome, name: str) -> str:
             row["date"] = day
     text: str = yaml.safe_dump(rows, sort_keys=False, default_flow_style=None, width=200)
     return f"# Measured by drillyard accept ({name}): give it with --hardware.\n{text}"
+
+
+def require_machine(expected: Expected | None) -> Machine:
+    """The machine of which rows are. Raises UserError where none is named."""
+    if expected is None or expected.machine is None:
+        raise UserError(
+            "--write-hardware: rows are those of a machine: set machine in the cluster config, or"
+            " give --machine with --from"
+        )
+    return expected.machine
 
 
 def _bandwidths(outcome: Outcome, machine: Machine) -> Iterator[dict[str, Any]]:

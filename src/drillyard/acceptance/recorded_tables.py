@@ -138,8 +138,7 @@ def _cells(columns: dict[str, int], line: Sequence[str]) -> _Cells:
 
 def _printed(word: str, unit: float) -> Printed:
     decimals = len(word.partition(".")[2])
-    # A whole unit of the last digit: such pages are computed from printed figures.
-    return Printed(float(word) * unit, 10.0**-decimals * unit)
+    return Printed(float(word) * unit, 0.5 * 10.0**-decimals * unit)
 
 
 def _readings(table: CollectiveTable, lines: Sequence[_Cells]) -> Iterator[CollectiveTable]:

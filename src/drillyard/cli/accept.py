@@ -144,6 +144,7 @@ def accept(
     """
     from drillyard.acceptance.accept_command import acceptance_of, run_acceptance
     from drillyard.acceptance.check import level_named
+    from drillyard.acceptance.hardware_rows import require_machine
     from drillyard.acceptance.results import EXIT_CODES
     from drillyard.cli.acceptance_output import (
         acceptance_file,
@@ -213,6 +214,8 @@ def accept(
             exclude=exclude or (),
             wait_seconds=math.inf if wait_seconds is None else wait_seconds,
         )
+    if write_hardware is not None:
+        require_machine(acceptance.expected)
     if dry_run or explain:
         show_plans(
             acceptance.request.cluster,
