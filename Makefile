@@ -26,7 +26,8 @@ help:
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
 	@echo "make cluster      a Kubernetes cluster of two nodes on this machine, as root, until Ctrl-C"
-	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
+	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one;"
+	@echo "                  then faults of nodes, each to be found by drillyard accept (as root)"
 	@echo "make fuzz         untrusted configs, logs, manifests, run directories and messages: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
 	@echo "make messages     tests/unit/messages.txt: every error, warning and help text, so that a diff shows their changes"
@@ -109,6 +110,7 @@ bench: setup
 
 soak: setup
 	@$(BIN)/python benchmarks/soak.py
+	@$(BIN)/python benchmarks/acceptance_faults.py
 
 messages: setup
 	@$(BIN)/python tools/messages.py

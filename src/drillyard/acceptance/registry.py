@@ -1,4 +1,4 @@
-"""All checks, in the order in which they run and are reported."""
+"""All checks, in the order in which they are reported: causes before what follows from them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ CHECKS: tuple[Check, ...] = (
     path_mtu.CHECK,
     names.CHECK,
     tcp_bandwidth.CHECK,
+    bit_equality.CHECK,
+    stragglers.CHECK,
     collectives.NODE,
     collectives.PAIRS,
     slow_pairs.CHECK,
     collectives.ALL,
-    bit_equality.CHECK,
-    stragglers.CHECK,
     device_rates.MATMUL,
     device_rates.MEMORY,
     device_rates.HOST_DEVICE,

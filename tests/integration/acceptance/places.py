@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.integration.kubernetes.team import Team
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.slurm_cluster import SlurmCluster
@@ -144,7 +145,9 @@ def slurm_place(
 
 def kubernetes_place(team: Team) -> Place:
     """Pods of a team."""
-    team.cluster_config()
+    path = team.cluster_config()
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump(config | {"processes_per_node": RANKS_PER_NODE}))
 
     def say(*arguments: object) -> subprocess.CompletedProcess[str]:
         return team.drillyard(*arguments, check=False)
