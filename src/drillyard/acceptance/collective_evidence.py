@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from drillyard.acceptance.collective_table import CollectiveTable
@@ -68,7 +69,7 @@ def _by_nccl_tests(
     asked = None if program is None else canonical(program)
     by = f"nccl-tests{f', {observation.source}' if observation.source else ''}"
     output = values.get("output")
-    tables = parse_tables(output.encode()) if isinstance(output, str) else []
+    tables = list(_tables_in(output)) if isinstance(output, str) else []
     chosen = values.get("tables")
     if isinstance(chosen, list):
         tables = [table for place, table in enumerate(tables) if place in chosen]
@@ -106,6 +107,12 @@ def _by_nccl_tests(
             wrong=sum(table.wrong for table in same),
             by=by,
         )
+
+
+@lru_cache(maxsize=64)
+def _tables_in(output: str) -> tuple[CollectiveTable, ...]:
+    """The tables of an output, which several checks read."""
+    return tuple(parse_tables(output.encode()))
 
 
 def _common_sizes(repeats: Sequence[Mapping[int, float]]) -> dict[int, tuple[float, ...]]:

@@ -269,21 +269,20 @@ def _timing_problem(
     size: int, timing: Timing, collective: str, ranks: int, slack: float
 ) -> str | None:
     """`slack`: how many times the rounding of a digit is accepted."""
-    time, alg, bus = (
-        replace(each, half=each.half * slack)
-        for each in (timing.microseconds, timing.alg, timing.bus)
-    )
-    if timing.microseconds.low <= 0:
+    time, alg, bus = timing.microseconds, timing.alg, timing.bus
+    if time.low <= 0:
         return "has no time"
     moved = size * (ranks - 1) / ranks if collective == "hypercube" else size
-    rate = moved / time.value / 1e3
-    if moved / time.high / 1e3 > alg.high or (time.low > 0 and moved / time.low / 1e3 < alg.low):
+    alg_low, alg_high = alg.value - slack * alg.half, alg.value + slack * alg.half
+    time_low, time_high = time.value - slack * time.half, time.value + slack * time.half
+    if moved / time_high / 1e3 > alg_high or (time_low > 0 and moved / time_low / 1e3 < alg_low):
+        rate = moved / time.value / 1e3
         return (
             f"{size:,} bytes in {time.value:g} us are {rate:.2f} GB/s, and algbw is {alg.value:g}"
         )
     factor = bus_factor(collective, ranks)
-    rounding = 1e-9 * bus.high
-    if alg.low * factor > bus.high + rounding or alg.high * factor < bus.low - rounding:
+    room = slack * bus.half + 1e-9 * bus.value
+    if alg_low * factor > bus.value + room or alg_high * factor < bus.value - room:
         return (
             f"algbw {alg.value:g} GB/s on {ranks} ranks is a busbw of {alg.value * factor:.2f},"
             f" and {bus.value:g} is printed"

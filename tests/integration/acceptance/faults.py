@@ -16,7 +16,6 @@ from pathlib import Path
 from tests.integration.acceptance.places import Accepted, wrap_python
 from tests.integration.launch.sshd_hosts import SshHost, SshHosts
 
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 NODE_PROGRAM, RANK = "/files/acceptance run", "/torch_"
 FLIPPED = """\
 import sys
@@ -37,6 +36,24 @@ if any("torch_" in word for word in sys.orig_argv):
     torch.Tensor.__matmul__ = matmul
 """
 """A processor that gives one wrong bit."""
+SHIFTED = """\
+import time
+
+plain = time.time_ns
+
+
+def time_ns():
+    try:
+        with open({file!r}) as file:
+            return plain() + int(float(file.read()) * 1e9)
+    except ValueError:
+        return plain()
+
+
+time.time_ns = time_ns
+time.time = lambda: time_ns() / 1e9
+"""
+"""A clock that is not the others': libfaketime would also break the sleeps of Python 3.11."""
 
 
 @dataclass(frozen=True)
@@ -110,30 +127,45 @@ def _wrapped(host: SshHost, lines: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _site(host: SshHost, text: str) -> Iterator[None]:
+    """The host's Python runs this text first, in the node program and all that it starts."""
+    directory = host.directory / "site"
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(text)
+    with _wrapped(host, f"export PYTHONPATH={directory}"):
+        yield
+
+
+@contextlib.contextmanager
+def _other_clock(host: SshHost, seconds: float) -> Iterator[Path]:
+    """The host's clock is so much ahead, as its Python sees it; the file that it is read from."""
+    file = host.directory / "clock"
+    file.write_text(str(seconds))
+    with _site(host, SHIFTED.format(file=str(file))):
+        yield file
+
+
+@contextlib.contextmanager
 def clock_off(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterator[None]:
     """The clock of one node is 2 s ahead or behind."""
-    sign = draw.choice("+-")
-    preload = f"export LD_PRELOAD={FAKETIME} FAKETIME_DONT_FAKE_MONOTONIC=1"
-    with _wrapped(host, f"{preload} FAKETIME={sign}2s"):
+    with _other_clock(host, draw.choice((-2.0, 2.0))):
         yield
 
 
 @contextlib.contextmanager
 def clock_steps_back(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterator[None]:
     """The clock of one node is set back while checks run."""
-    file, seconds = host.directory / "faketime", draw.uniform(0.5, 3.0)
-    file.write_text("+0\n")
-    lines = f"export LD_PRELOAD={FAKETIME} FAKETIME_DONT_FAKE_MONOTONIC=1"
-    lines += f" FAKETIME_TIMESTAMP_FILE={file} FAKETIME_NO_CACHE=1"
+    seconds = draw.uniform(0.5, 3.0)
+    with _other_clock(host, 0.0) as file:
 
-    def work(over: threading.Event) -> None:
-        while not over.is_set() and not _pids(host, RANK):
-            over.wait(0.1)
-        over.wait(1.0)
-        file.write_text(f"-{seconds:.3f}\n")
+        def work(over: threading.Event) -> None:
+            while not over.is_set() and not _pids(host, RANK):
+                over.wait(0.1)
+            over.wait(1.0)
+            file.write_text(str(-seconds))
 
-    with _wrapped(host, lines), _thread(work):
-        yield
+        with _thread(work):
+            yield
 
 
 @contextlib.contextmanager
@@ -161,11 +193,8 @@ def slow_link(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterator[N
 @contextlib.contextmanager
 def flipped_bit(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterator[None]:
     """One value that one node computes has a wrong bit."""
-    directory = host.directory / "site"
-    directory.mkdir(exist_ok=True)
     text = FLIPPED.format(call=draw.randrange(1, 4), bit=draw.randrange(0, 31))
-    (directory / "sitecustomize.py").write_text(text)
-    with _wrapped(host, f"export PYTHONPATH={directory}"):
+    with _site(host, text):
         yield
 
 
@@ -211,26 +240,27 @@ def stopped_node(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterato
         _signal(pid, signal.SIGKILL)
 
 
+RANKS_TOGETHER = (
+    *("collectives-node", "collectives-pairs", "slow-pairs", "collectives-all"),
+    *("training-speed", "training-scaling", "bandwidth-scaling", "jitter"),
+)
+"""What a rank or a link that is slow slows."""
 FAULTS = (
     Fault(
         "a slowed rank",
         ("stragglers",),
         slowed_rank,
-        ("collective", "tcp-bandwidth", "device-rates", "training-speed", "jitter"),
+        ("matmul", "memory-bandwidth", "host-device", *RANKS_TOGETHER),
     ),
     Fault("a clock 2 s off", ("clock",), clock_off),
     Fault("a clock that steps back", ("clock",), clock_steps_back),
-    Fault("a small MTU", ("path-mtu",), small_mtu, ("network-interfaces", "tcp-bandwidth")),
-    Fault(
-        "a slow link",
-        ("tcp-bandwidth",),
-        slow_link,
-        ("collective", "training-speed", "stragglers"),
-    ),
+    Fault("a small MTU", ("path-mtu",), small_mtu),
+    Fault("a slow link", ("tcp-bandwidth",), slow_link, RANKS_TOGETHER),
     Fault("a flipped bit", ("bit-equality",), flipped_bit),
-    Fault("another NCCL value", ("environment",), other_nccl_value),
+    # Of two nodes that differ none is proven to be the wrong one.
+    Fault("another NCCL value", ("environment",), other_nccl_value, names_node=False),
     Fault("a full /dev/shm", ("host-limits",), full_shared_memory),
-    Fault("a node stopped for good", ("connection", "join"), stopped_node, ("*",)),
+    Fault("a node stopped for good", ("connection", "join", "job"), stopped_node, ("*",)),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 

@@ -244,7 +244,7 @@ def test_a_node_that_says_nothing_of_one_that_measured_it() -> None:
 
 
 def _mtu(values: dict[int, Any], rank: int, size: int) -> None:
-    """A node's interface takes packets of this size only, whoever sends."""
+    """A node's interface takes packets of this size only."""
     for other in values:
         change(values, rank, other, "mtu", {"path": size, "interface": size, "kernel": size})
         change(values, other, rank, "mtu", {"path": size})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .matchings import matchings, partners
-from .members import Members
+from .members import JobMembers
 from .messages import BEAT_SECONDS
 from .search import PairResult, next_round
 
@@ -48,7 +48,7 @@ class _Task:
 class Coordinator:
     """Runs steps on the members. `steps` is the schedule that every node has."""
 
-    members: Members
+    members: JobMembers
     processes: int
     steps: Sequence[dict[str, Any]]
     observations: list[dict[str, Any]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The nodes of a job as node 0 sees them: who has joined, who is lost and why.
 
-Whoever can reach the port may connect. Before a node has joined, its messages are short, it has a
-few seconds, and only so many wait at the same time. Each rank joins once; a rank that is lost stays
-out.
+Everybody who can reach the port may connect. Before a node has joined, its messages are short, it
+has a few seconds, and only so many wait at the same time. Each rank joins once; a rank that is lost
+stays out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_CHARACTERS = 255
 """Of a name."""
 
 
-class Members:
+class JobMembers:
     """Accepts nodes, receives what they send, and notices those that are lost. `events` has each
     message with the rank of its node, in order; None is the news that the node is lost, and of rank
     -1 that the job ends."""
@@ -94,8 +94,8 @@ class Members:
             if connection is None:
                 return
             self.lost[rank] = why
-        # Should it run on later, it ends.
-        _say(connection, {"end": 0})
+        # Should it run on later, it knows.
+        _say(connection, {"left_out": why})
         connection.close()
         self.events.put((rank, None))
 

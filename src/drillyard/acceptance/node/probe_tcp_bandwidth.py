@@ -16,7 +16,7 @@ from typing import Any
 from .mesh_server import WINDOW_SECONDS, read_line, received, send_for
 
 _CONNECT_SECONDS = 5.0
-_TOLD_BYTES = 1 << 16
+_ANSWER_BYTES = 1 << 16
 
 
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _forward(peer: dict[str, Any], seconds: float) -> list[int]:
         # The other side counts from the first byte that arrives, so it ends later.
         send_for(connected, seconds + _CONNECT_SECONDS)
         connected.settimeout(_CONNECT_SECONDS)
-        counts = json.loads(connected.makefile("rb").readline(_TOLD_BYTES))["bytes"]
+        counts = json.loads(connected.makefile("rb").readline(_ANSWER_BYTES))["bytes"]
     return [int(each) for each in counts]
 
 

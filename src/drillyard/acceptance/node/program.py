@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .coordinator import FORMAT, Coordinator, write_evidence
-from .members import Members
+from .members import JobMembers
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
@@ -25,6 +25,8 @@ from .worker import SCRATCH, NodePlace, NotJoined, TorchPython, Worker, join
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
 _FINISH_SECONDS = 10.0
+_LAUNCHED = "DRILLYARD_LAUNCH_ROUND"
+"""Every launcher sets it for a command."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -47,7 +49,7 @@ def main(words: list[str] | None = None) -> int:
     return run_node(options)
 
 
-class Ended(BaseException):
+class EndedBySignal(BaseException):
     """A signal asks this node's program to end."""
 
     def __init__(self, number: int) -> None:
@@ -59,7 +61,7 @@ def _end(number: int, _: object) -> None:
     # A second signal must not end the end: evidence is written, probes are killed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise Ended(number)
+    raise EndedBySignal(number)
 
 
 def run_probe(name: str) -> int:
@@ -101,24 +103,33 @@ def run_node(options: argparse.Namespace) -> int:
         code = worker.work()
         # Node 0 directs the others also where it has left itself out.
         return code if job is None else job.wait()
-    except Ended as error:
+    except EndedBySignal as error:
         why = str(error)
         return error.exit_code
     except NotJoined as error:
-        print(f"error: node {place.rank} cannot take part: {error}", file=sys.stderr)
-        return 1
+        return _left_out(job, f"node {place.rank} cannot take part: {error}")
     except OSError as error:
-        print(
-            f"error: node {place.rank} cannot reach node 0 at"
-            f" {place.master_addr}:{place.master_port}: {error}",
-            file=sys.stderr,
-        )
-        return 1
+        where = f"{place.master_addr}:{place.master_port}"
+        return _left_out(job, f"node {place.rank} cannot reach node 0 at {where}: {error}")
     finally:
         if job is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             job.finish(why)
+
+
+def _left_out(job: NodeZero | None, why: str) -> int:
+    """What a node does without which node 0 goes on; returns the exit code.
+
+    Under a launcher it waits to be ended with the others: a command that ends, well or not, makes a
+    launcher stop those of the other nodes soon. Node 0 ends with an error, and with it the job.
+    """
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    if job is not None:
+        return job.wait()
+    while _LAUNCHED in os.environ:
+        signal.pause()
+    return 1
 
 
 class NodeZero:
@@ -135,7 +146,7 @@ class NodeZero:
     ) -> None:
         self._schedule, self._evidence, self._began = schedule, evidence, time.time()
         self._place, self._missing = place, list[int]()
-        self._members = Members(place.nodes, listener, secret)
+        self._members = JobMembers(place.nodes, listener, secret)
         self._coordinator = Coordinator(self._members, place.processes, schedule["steps"])
         self._code = 1
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -162,9 +173,12 @@ class NodeZero:
                 lambda text: print(f"check: {text}", flush=True), lambda: self._write(None)
             )
             ended = self._coordinator.interrupted
-            self._code = 0 if self._write(ended) and ended is None else 1
+            complete = self._write(ended) and ended is None
+            # Nodes that are lost may hang: with an error of node 0 a launcher ends them, too.
+            self._code = 0 if complete and not self._missing and not self._members.lost else 1
+            self._members.end(0 if complete else 1)
         finally:
-            self._members.end(self._code)
+            self._members.end(1)
 
     def _write(self, interrupted: str | None) -> bool:
         """Write the document; returns whether that worked."""

@@ -82,7 +82,12 @@ class _View:
         # Above the level are healthy pairs alone, and noise goes both ways.
         self.noise = _noise([math.log(each / self.level) for each in healthy if each >= self.level])
         self.spread = max(0.03, 4 * self.noise)
+        self._of: dict[int, list[PairResult]] = {}
+        for each in results:
+            for node in each.pair:
+                self._of.setdefault(node, []).append(each)
         self._limit = self.level * math.exp(-NOISES * self.noise)
+        self._near = self.level * math.exp(-CLEARING_NOISES * self.noise)
         if not self.absolute:
             self._limit = min(self._limit, RELATIVE * self.level)
 
@@ -93,22 +98,21 @@ class _View:
 
     def clears(self, result: PairResult) -> bool:
         """So good that both nodes are: a slow node may reach the limit by noise."""
-        near = self.level * math.exp(-CLEARING_NOISES * self.noise)
-        return self.good(result) and (result.value or 0.0) >= near
+        return self.good(result) and (result.value or 0.0) >= self._near
 
     def slow(self, result: PairResult) -> bool:
         """Not good, and not by noise."""
         return not self.good(result) and (result.value or 0.0) < self._limit
 
     def of(self, node: int) -> list[PairResult]:
-        return [each for each in self.results if node in each.pair]
+        return self._of.get(node, [])
 
     def is_cleared(self, node: int, but: int | None = None) -> bool:
         """Whether a result with another node than `but` clears it."""
         return any(self.clears(each) for each in self.of(node) if but not in each.pair)
 
     def measured(self, one: int, other: int) -> list[PairResult]:
-        return [each for each in self.results if set(each.pair) == {one, other}]
+        return [each for each in self.of(one) if other in each.pair]
 
     def rack(self, node: int) -> str:
         return self.racks.get(str(node), "")

@@ -57,7 +57,7 @@ class NodePlace:
 
 
 class NotJoined(Exception):
-    """Node 0 refuses this node, or is not node 0."""
+    """Node 0 refuses this node, or is not node 0, or goes on without this node."""
 
 
 def join(place: NodePlace, seconds: float, secret: bytes, server: MeshServer) -> NodeConnection:
@@ -139,7 +139,7 @@ class Worker:
 
     def work(self) -> int:
         """Run what node 0 asks for, several at once where it asks so, until it ends the job.
-        Returns the exit code."""
+        Returns the exit code. Raises NotJoined where node 0 goes on without this node."""
         threading.Thread(target=self._beat, daemon=True).start()
         try:
             while True:
@@ -148,6 +148,8 @@ class Worker:
                 except (OSError, ValueError) as error:
                     print(f"error: node 0 is lost: {lost_reason(error)}", file=sys.stderr)
                     return 1
+                if "left_out" in message:
+                    raise NotJoined(f"node 0 goes on without it: it {message['left_out']}")
                 if "end" in message:
                     return int(message["end"])
                 self._follow(message)
