@@ -158,6 +158,7 @@ def _memory_rows() -> list[Row]:
 
 ROWS = [
     Row("versions, bf16 product, copy", "machine:rates", 60),
+    Row("acceptance of one node", "acceptance:one_node", 240),
     Row("varlen attention against fp64", "attention_op:against_fp64", 90),
     Row("fp32 losses as on the CPU", "training:as_on_the_cpu", 90),
     *(

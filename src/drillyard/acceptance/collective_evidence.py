@@ -44,7 +44,7 @@ class MeasuredCollective:
 def measured_collectives(evidence: AcceptanceEvidence) -> Iterator[MeasuredCollective]:
     """All of them, in the order in which they were observed."""
     for observation in evidence.observations:
-        if observation.probe == "nccl_tests":
+        if observation.probe == "nccl_tests" and "skipped" not in (observation.values or {}):
             yield from _by_nccl_tests(observation, evidence)
         elif observation.probe == "collective":
             yield _by_torch(observation, evidence)
@@ -63,7 +63,9 @@ def _by_nccl_tests(
     observation: Observation, evidence: AcceptanceEvidence
 ) -> Iterator[MeasuredCollective]:
     values = observation.values or {}
-    program = values.get("program")
+    program, error = values.get("program"), observation.error or values.get("error")
+    if error is None and values.get("exit_code", 0) != 0:
+        error = f"ended with exit code {values['exit_code']}"
     asked = None if program is None else canonical(program)
     by = f"nccl-tests{f', {observation.source}' if observation.source else ''}"
     output = values.get("output")
@@ -72,10 +74,10 @@ def _by_nccl_tests(
     if isinstance(chosen, list):
         tables = [table for place, table in enumerate(tables) if place in chosen]
     if not tables:
-        why = observation.error or "has no table of nccl-tests"
+        why = error or "has no table of nccl-tests"
         yield MeasuredCollective(
-            observation=observation, collective=asked, nodes=observation.nodes, problems=(why,),
-            by=by,
+            observation=observation, collective=asked, nodes=observation.nodes,
+            problems=(str(why),), by=by,
         )  # fmt: skip
         return
     ranks = values.get("ranks")
@@ -86,8 +88,8 @@ def _by_nccl_tests(
         groups.setdefault(table.collective, []).append(table)
     for collective, same in groups.items():
         problems = [why for table in same for why in table.problems]
-        if observation.error:
-            problems.append(observation.error)
+        if error:
+            problems.append(str(error))
         if asked is not None and collective not in (None, asked):
             problems.append(f"is of {collective}, and {asked} was asked for")
         problems += [

@@ -89,8 +89,7 @@ def without_ranks(
 ) -> Iterator[CheckResult]:
     """Results for what was not measured: skipped or incomplete, with the reason."""
     if not found:
-        recorded = any(each.source for each in evidence.observations)
-        status = Status.skipped if recorded else Status.incomplete
+        status = Status.skipped if evidence.recorded else Status.incomplete
         yield CheckResult(
             check=check,
             metric=metric,

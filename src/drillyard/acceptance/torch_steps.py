@@ -8,6 +8,7 @@ from typing import Any
 
 from drillyard.acceptance.check import Expected, Level
 from drillyard.acceptance.checks.collectives import pair_limit
+from drillyard.acceptance.node_results import has_gpus
 from drillyard.acceptance.thresholds import required_sizes
 from drillyard.acceptance.training_phases import shape_for
 
@@ -23,12 +24,12 @@ START_SECONDS = 120
 GPU_SIZES = {
     Level.quick: [64 * MIB, GIB, 8 * GIB],
     Level.standard: [MIB << shift for shift in range(0, 14, 2)] + [8 * GIB],
-    Level.full: [KIB << shift for shift in range(25)],
+    Level.full: [32 * KIB << shift for shift in range(20)],
 }
 CPU_SIZES = {
     Level.quick: [64 * KIB, 4 * MIB],
     Level.standard: [64 * KIB, MIB, 4 * MIB],
-    Level.full: [KIB << shift for shift in range(0, 15, 2)],
+    Level.full: [32 * KIB << shift for shift in range(0, 10, 2)],
 }
 BUDGET_SECONDS = {Level.quick: 10.0, Level.standard: 25.0, Level.full: 120.0}
 """Of one collective, its start not counted."""
@@ -37,7 +38,7 @@ BUDGET_SECONDS = {Level.quick: 10.0, Level.standard: 25.0, Level.full: 120.0}
 def torch_steps(level: Level, expected: Expected, nodes: int) -> Iterator[dict[str, Any]]:
     """What each device does, then collectives on single nodes, on pairs and on all, then
     training."""
-    gpu = _on_gpu(expected)
+    gpu = has_gpus(expected)
     yield _step("devices", "node", 60, devices_arguments(level, expected))
     for collective in collectives_of(level, expected):
         seconds = int(2 * BUDGET_SECONDS[level])
@@ -58,7 +59,7 @@ def torch_steps(level: Level, expected: Expected, nodes: int) -> Iterator[dict[s
 
 
 def _arguments(level: Level, expected: Expected, collective: str, nodes: int) -> dict[str, Any]:
-    gpu = _on_gpu(expected)
+    gpu = has_gpus(expected)
     return {
         "collective": collective,
         "sizes": sizes_of(level, expected, collective, nodes) if gpu else CPU_SIZES[level],
@@ -70,10 +71,14 @@ def _arguments(level: Level, expected: Expected, collective: str, nodes: int) ->
 
 def sizes_of(level: Level, expected: Expected, collective: str, nodes: int) -> list[int]:
     """The level's, and those by which a row of so many nodes judges; the largest is one of
-    these."""
+    these. None is larger than a quarter of the device's memory."""
     deciding = required_sizes(expected, nodes).get(ROW_NAMES.get(collective, collective), ())
     most = max(deciding, default=max(GPU_SIZES[level]))
-    return sorted({*deciding, *(size for size in GPU_SIZES[level] if size <= most)})
+    memory = None if expected.accelerator is None else expected.accelerator.memory_gb
+    if memory is not None:
+        # A message is there twice, and its check takes some more.
+        most = min(most, int(memory * 1e9 / 4))
+    return sorted(size for size in {*deciding, *GPU_SIZES[level]} if size <= most)
 
 
 def collectives_of(level: Level, expected: Expected) -> list[str]:
@@ -94,7 +99,7 @@ def collectives_of(level: Level, expected: Expected) -> list[str]:
 
 def devices_arguments(level: Level, expected: Expected) -> dict[str, Any]:
     """Of the devices probe."""
-    if not _on_gpu(expected):
+    if not has_gpus(expected):
         product = {"rows": 256, "inner": 256, "rounds": 4, "repeats": 4, "seed": SEED}
         shapes = [{"type": "fp32", "m": 384, "n": 384, "k": 384}]
         return {"product": product, "matmul": shapes, "memory_bytes": 16 * MIB, "device": None}
@@ -119,7 +124,7 @@ def devices_arguments(level: Level, expected: Expected) -> dict[str, Any]:
 
 def training_arguments(level: Level, expected: Expected) -> dict[str, Any]:
     """Of the training probe."""
-    gpu = _on_gpu(expected)
+    gpu = has_gpus(expected)
     memory = expected.accelerator.memory_gb if expected.accelerator is not None else None
     blocks, seconds = {Level.quick: (5, 0.4), Level.standard: (5, 3.0), Level.full: (10, 12.0)}[
         level
@@ -138,10 +143,6 @@ def _precisions(expected: Expected) -> list[str]:
     """bf16 and fp8 where the accelerator has them, else fp16."""
     peaks = {} if expected.accelerator is None else expected.accelerator.peak_tflops
     return [each for each in ("bf16", "fp8") if each in peaks] or ["fp16"]
-
-
-def _on_gpu(expected: Expected) -> bool:
-    return expected.accelerator is not None and bool(expected.accelerator.peak_tflops)
 
 
 def _step(probe: str, scope: str, seconds: int, arguments: dict[str, Any]) -> dict[str, Any]:

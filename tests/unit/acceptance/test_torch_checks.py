@@ -123,6 +123,17 @@ def test_one_other_gradient_names_the_rank(place: int) -> None:
     assert failures(found) == [("gradients", (1,), 1)]
 
 
+def test_what_follows_from_a_wrong_gradient_blames_nobody_else() -> None:
+    """Its node adds it up, and has other weights from then on."""
+
+    def other(node: int, local: int, values: dict[str, Any]) -> None:
+        sums = values["gradients"]["sums"]
+        sums += {(1, 0): ["ee", "e0"], (1, 1): ["c3", "e1"]}.get((node, local), ["c3", "d4"])
+
+    found = results(bit_equality.CHECK, evidence(training=other), expected())
+    assert failures(found) == [("gradients", (1,), 0)]
+
+
 def test_devices_of_two_kinds_may_round_differently() -> None:
     def other(node: int, local: int, values: dict[str, Any]) -> None:
         if node == 1:
@@ -510,9 +521,7 @@ def test_a_rank_that_printed_and_then_failed_is_not_judged() -> None:
 
 def test_recorded_files_without_the_probe_are_skipped() -> None:
     def recorded(document: dict[str, Any]) -> None:
-        document["observations"] = [
-            {"probe": "nccl_tests", "scope": "node", "nodes": [0], "source": "table.txt"}
-        ]
+        document.update(observations=[], recorded=True)
 
     seen: AcceptanceEvidence = evidence(document=recorded)
     for check in ALL:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from statistics import median
 
 from drillyard.acceptance.check import Check, Expected, Level
-from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
-from drillyard.acceptance.rank_values import mapping, numbers, ranks_of
+from drillyard.acceptance.collective_evidence import MeasuredCollective, measured_collectives
+from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.rank_values import ranks_of
 from drillyard.acceptance.results import CheckResult, Status, Threshold
-from drillyard.hardware.bandwidths import bus_bandwidth, bus_factor
+from drillyard.hardware.bandwidths import bus_bandwidth
 
 OF_ROWS = 0.9
 OF_BASELINE = 7 / 8
@@ -46,47 +47,32 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 def ratios(evidence: AcceptanceEvidence) -> dict[str, tuple[float, float, int]]:
     """By collective: bus bandwidth in GB/s of all nodes, the median of single nodes, and the bytes
-    of the largest message that both had."""
+    of the largest message that both had. The best repeat counts, of the last measurement."""
     every: dict[str, dict[int, float]] = {}
-    single: dict[str, dict[int, list[float]]] = {}
-    for seen in evidence.of("collective"):
-        name = str(seen.arguments.get("collective"))
-        curve = _curve(evidence, seen)
-        if len(seen.nodes) == evidence.expected_nodes:
-            every[name] = curve
-        elif len(seen.nodes) == 1:
-            for size, value in curve.items():
-                single.setdefault(name, {}).setdefault(size, []).append(value)
+    single: dict[str, dict[int, dict[int, float]]] = {}
+    for each in measured_collectives(evidence):
+        if each.collective is None or each.problems or each.wrong:
+            continue
+        curve = {_asked(evidence, each, size): max(values) for size, values in each.bus.items()}
+        if len(each.nodes) == evidence.expected_nodes:
+            every[each.collective] = curve
+        elif len(each.nodes) == 1:
+            single.setdefault(each.collective, {})[each.nodes[0]] = curve
     found = {}
     for name, curve in every.items():
-        common = curve.keys() & single.get(name, {}).keys()
+        own = list(single.get(name, {}).values())
+        common = curve.keys() & set[int]().union(*own)
         if common:
             size = max(common)
-            found[name] = (curve[size], median(single[name][size]), size)
+            found[name] = (curve[size], median(one[size] for one in own if size in one), size)
     return found
 
 
-def _curve(evidence: AcceptanceEvidence, seen: Observation) -> dict[int, float]:
-    """Bus bandwidth of the best repeat by size as asked, of the rank that saw the least."""
-    asked = sorted(size for size in _list(seen.arguments.get("sizes")) if type(size) is int)
-    curve: dict[int, float] = {}
-    one = ranks_of(evidence, seen)
-    if one.problems:
-        return {}
-    for each in one.ranks:
-        rows = _list(each.values.get("rows"))
-        for size, row in zip(asked, rows, strict=False):
-            seconds, moved = numbers(mapping(row).get("seconds")), mapping(row).get("bytes")
-            if not seconds or type(moved) is not int or moved <= 0:
-                return {}
-            factor = _factor(str(seen.arguments.get("collective")), len(one.ranks))
-            value = moved / min(seconds) / 1e9 * factor
-            curve[size] = min(value, curve.get(size, value))
-    return curve
-
-
-def _factor(collective: str, ranks: int) -> float:
-    return 1.0 if collective == "sendrecv" else bus_factor(collective, ranks)
+def _asked(evidence: AcceptanceEvidence, found: MeasuredCollective, size: int) -> int:
+    """The size that was asked for: ranks share it in equal parts, so that a few bytes may lack."""
+    sizes = found.observation.arguments.get("sizes")
+    listed = [each for each in (sizes if isinstance(sizes, list) else []) if type(each) is int]
+    return min((each for each in listed if size <= each <= 1.01 * size), default=size)
 
 
 def _on_gpu(evidence: AcceptanceEvidence) -> bool:
@@ -94,15 +80,10 @@ def _on_gpu(evidence: AcceptanceEvidence) -> bool:
     return any(each.on_gpu for one in seen for each in ranks_of(evidence, one).ranks)
 
 
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
 def _of_rows(expected: Expected, name: str, nodes: int, size: int) -> Threshold | None:
     """A share of the ratio of the machine's own rows; None where one of them is missing."""
     if expected.machine is None:
         return None
-    name = "alltoall" if name == "all_to_all" else name
     rows = expected.catalog.bandwidths
     every, one = (bus_bandwidth(rows, expected.machine, name, each, size) for each in (nodes, 1))
     if every is None or one is None or every.row.nodes != nodes:

@@ -69,34 +69,41 @@ def _odd_ones(
     metric: str,
     found: Sequence[tuple[RankValues, tuple[str, ...]]],
     what: str,
+    *,
+    follows: bool = False,
 ) -> Iterator[CheckResult]:
-    """Who has other bits than most. No majority names nobody; another number of values than most
-    have is no evidence."""
+    """Who has other bits than most, in any place. Where each place `follows` from those before it,
+    the first in which they differ tells. No majority names nobody; another number of values than
+    most have is no evidence."""
     number = Counter(len(digests) for _, digests in found).most_common(1)[0][0]
     for each, digests in found:
         if len(digests) != number:
             why = f"printed {len(digests)} values of {what}, most devices {number}"
             yield _result(evidence, metric, Status.incomplete, each, why)
     found = [one for one in found if len(one[1]) == number]
-    counted = Counter(digests for _, digests in found)
-    common, votes = counted.most_common(1)[0]
-    if len(counted) == 1:
-        return
-    if votes * 2 <= len(found):
-        yield CheckResult(
-            check=CHECK.name,
-            metric=metric,
-            nodes=tuple(sorted({each.node for each, _ in found})),
-            status=Status.fail,
-            reason=f"{what} has different bits on the devices, and no value has a majority",
-            observed=f"{len(counted)} values of {len(found)} devices",
-            action="run it again on more nodes, or on each of these with another one",
-        )
-        return
-    for each, digests in found:
-        if digests != common:
-            why = f"{what} has other bits than on {votes} of {len(found)} devices"
-            yield _result(evidence, metric, Status.fail, each, why)
+    odd: dict[RankValues, int] = {}
+    for place in range(number):
+        counted = Counter(digests[place] for _, digests in found)
+        common, votes = counted.most_common(1)[0]
+        if votes * 2 <= len(found) and len(counted) > 1:
+            yield CheckResult(
+                check=CHECK.name,
+                metric=metric,
+                nodes=tuple(sorted({each.node for each, _ in found})),
+                status=Status.fail,
+                reason=f"{what} has different bits on the devices, and none has a majority",
+                observed=f"{len(counted)} values of {len(found)} devices",
+                action="run it again on more nodes, or on each of these with another one",
+            )
+            return
+        for each, digests in found:
+            if digests[place] != common:
+                odd.setdefault(each, votes)
+        if odd and follows:
+            break
+    for each, votes in odd.items():
+        why = f"{what} has other bits than on {votes} of {len(found)} devices"
+        yield _result(evidence, metric, Status.fail, each, why)
 
 
 def _judge_gradients(
@@ -125,7 +132,7 @@ def _judge_gradients(
                 reason="most devices do not find the same gradients twice: not judged",
             )
             continue
-        for result in _odd_ones(evidence, "gradients", found, "a gradient"):
+        for result in _odd_ones(evidence, "gradients", found, "a gradient", follows=True):
             failed = True
             yield result
     if not failed:

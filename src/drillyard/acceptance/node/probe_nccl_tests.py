@@ -41,7 +41,7 @@ def probe(arguments: dict[str, Any]) -> dict[str, Any]:
     command = [program, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-g", str(ranks)]
     command += ["-w", "5", "--iters", "20", "-c", "1"]
     code, output, error = _run(command, float(arguments.get("budget_seconds", 60.0)))
-    values.update(program=program, command=command, output=output, exit_code=code)
+    values.update(program=PROGRAMS[collective], command=command, output=output, exit_code=code)
     if error is not None:
         values["error"] = error
     return values
