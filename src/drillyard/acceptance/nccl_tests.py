@@ -20,8 +20,8 @@ from drillyard.acceptance.collective_table import (
     TYPE_BYTES,
     CollectiveTable,
     PrintedNumber,
-    TableRow,
     PrintedTiming,
+    TableRow,
     checked,
 )
 from drillyard.loglines.blocks import without_colours

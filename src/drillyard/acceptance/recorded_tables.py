@@ -24,8 +24,8 @@ from typing import Final
 from drillyard.acceptance.collective_table import (
     CollectiveTable,
     PrintedNumber,
-    TableRow,
     PrintedTiming,
+    TableRow,
     checked,
 )
 from drillyard.acceptance.nccl_tests import parse_nccl_tests
