@@ -21,10 +21,9 @@ wait_for() { # seconds, file
     exit 1
 }
 
-# Node 0 makes the key that all nodes accept; it is complete when its public half is there.
+# Node 0 makes the key that all nodes accept, and keeps it: only mpirun, there, connects with it.
 if [ "$NODE_RANK" = 0 ]; then
     ssh-keygen -q -t ed25519 -N '' -f "$own/key"
-    (umask 077 && cp "$own/key" "$meeting/key")
     cp "$own/key.pub" "$meeting/key.pub.part"
     mv "$meeting/key.pub.part" "$meeting/key.pub"
 fi
@@ -36,7 +35,10 @@ mkdir -p /run/sshd 2>/dev/null || true
 cp "$meeting/key.pub" "$own/authorized"
 "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f /dev/null -p "$port" -h "$own/host" -o PidFile=none -o UsePAM=no \
     -o StrictModes=no -o PasswordAuthentication=no -o AuthorizedKeysFile="$own/authorized" &
-echo "$(hostname) $port" >"$meeting/node-$NODE_RANK.part"
+# The name of a pod is known to itself alone.
+host=$(hostname)
+[ -z "${KUBERNETES_SERVICE_HOST:-}" ] || host=$(hostname -i | cut -d ' ' -f 1)
+echo "$host $port" >"$meeting/node-$NODE_RANK.part"
 mv "$meeting/node-$NODE_RANK.part" "$meeting/node-$NODE_RANK"
 
 if [ "$NODE_RANK" != 0 ]; then
@@ -52,7 +54,7 @@ for ((node = 0; node < NNODES; node++)); do
 done
 cat >>"$own/ssh_config" <<END
 Host *
-  IdentityFile $meeting/key
+  IdentityFile $own/key
   IdentitiesOnly yes
   # A node is there before its server listens.
   ConnectionAttempts 60

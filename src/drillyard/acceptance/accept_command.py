@@ -34,7 +34,12 @@ from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.launch.run_wait import statuses_until_over
-from drillyard.launch.submission import load_cluster, plan_requests, submit_plans
+from drillyard.launch.submission import (
+    load_cluster,
+    plan_requests,
+    require_node_names,
+    submit_plans,
+)
 from drillyard.programs import was_interrupted
 
 EVIDENCE = "acceptance/evidence.json"
@@ -68,8 +73,8 @@ def acceptance_of(
     wait_seconds: float = math.inf,
 ) -> Acceptance:
     """The acceptance of a cluster: on `nodes`, or on the idle ones where its launcher can say which
-    those are. `fixed_nodes`: on the config's instead. `run`: the run to come. `dry_run`: its plan
-    is the same each time, and the cluster is not asked. Raises UserError."""
+    those are. `fixed_nodes`: on as many as the config says instead. `run`: the run to come.
+    `dry_run`: its plan is the same each time, and the cluster is not asked. Raises UserError."""
     overrides = [f"hardware={hardware}"] if hardware is not None else []
     cluster = load_cluster(cluster_file, nodes, overrides)
     facts = load_catalog(cluster.hardware)
@@ -88,6 +93,7 @@ def acceptance_of(
         )
 
     request = request_on(nodes)
+    require_node_names(request)
     if nodes is None and not fixed_nodes and not dry_run:
         idle = launcher_for(cluster).idle_nodes(request)
         if idle and len(idle) != cluster.nodes:

@@ -165,7 +165,7 @@ def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:
     for place in (metadata if isinstance(metadata, dict) else {}, body):
         for key in ("version", "DCGM Version", "dcgm_version"):
             if (found := place.get(key)) is not None:
-                if not re.match(r"\d+\.\d", str(found)):
+                if not re.match(r"[0-9]{1,6}\.[0-9]", str(found)):
                     raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', which is not known")
                 return str(found)
     return None

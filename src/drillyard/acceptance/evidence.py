@@ -79,7 +79,7 @@ class AcceptanceEvidence(_Part):
 
     def name_of(self, rank: int) -> str:
         """The name of a node by its rank: the scheduler's, else what it calls itself."""
-        if rank < len(self.hosts) and self.hosts[rank]:
+        if 0 <= rank < len(self.hosts) and self.hosts[rank]:
             return self.hosts[rank]
         found = next((node.name for node in self.nodes if node.rank == rank), None)
         return found or f"node {rank}"

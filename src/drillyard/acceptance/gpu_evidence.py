@@ -71,12 +71,15 @@ GpuJudge = Callable[[Gpu, NodeGpus], GpuFinding | None]
 def gpus_of(evidence: AcceptanceEvidence) -> Iterator[NodeGpus]:
     """The GPUs of every node that joined."""
     recorded = is_recorded(evidence)
+    # Of recorded evidence each tool's output is a file, and an observation, of its own.
+    tools: dict[int, dict[str, Any]] = {}
+    for each in evidence.of(PROBE):
+        found = (each.values or {}).get("tools")
+        if isinstance(found, Mapping):
+            for rank in each.nodes:
+                tools.setdefault(rank, {}).update(found)
     for rank, seen in node_observations(evidence, PROBE):
-        tools: dict[str, Any] = {}
-        for each in evidence.of(PROBE):
-            found = (each.values or {}).get("tools")
-            tools |= found if rank in each.nodes and isinstance(found, Mapping) else {}
-        node = _node_gpus(rank, evidence.name_of(rank), seen, tools)
+        node = _node_gpus(rank, evidence.name_of(rank), seen, tools.get(rank, {}))
         yield replace(node, recorded=recorded)
 
 

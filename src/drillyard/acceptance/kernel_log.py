@@ -20,9 +20,9 @@ MOST_LINK_FLAPS = 5
 """Losses of carrier in that time from which a link counts as unstable; fewer are a cable that was
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
-_STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d+(?:\.\d+)?)\]\s*(?:\S+ kernel: )?(.*)")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)\b,?\s*(.*)")
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)\b,?\s*(.*)")
+_STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from drillyard.acceptance.node_results import node_result, why_not_observed
 from drillyard.acceptance.results import CheckResult, Status
 
 PROBE = "kernel_log"
+_END_OF_TIME = 4e9
+"""Seconds since 1970, in 2096."""
 _READ = (
     "let the job read it: run it as root, or sysctl kernel.dmesg_restrict=0, or add its user to the"
     " group systemd-journal"
@@ -34,6 +36,14 @@ def log_of(seen: Observation | None) -> Mapping[str, Any] | str:
     if not isinstance(log.get("total_lines"), int) or log["total_lines"] < max(1, len(lines)):
         return "the probe gave another number of lines than it says"
     return log
+
+
+def seconds_of(log: Mapping[str, Any], key: str) -> float | None:
+    """A time of the log; None where it is not one."""
+    value = log.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < _END_OF_TIME else None
 
 
 def unreadable_log(check: Check, rank: int, name: str, why: str) -> CheckResult:

@@ -41,8 +41,9 @@ def node_observations(
     for seen in evidence.of(probe):
         for rank in seen.nodes:
             found[rank] = seen
+    recorded = is_recorded(evidence)
     for node in evidence.nodes:
-        if node.rank in found or not is_recorded(evidence):
+        if node.rank in found or not recorded:
             yield node.rank, found.get(node.rank)
 
 

@@ -13,6 +13,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from xml.etree import ElementTree
 
 from drillyard.acceptance.evidence import Observation
@@ -29,7 +30,7 @@ _NOT_TOLD = re.compile(
 )
 _LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
-_LISTED = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
+_LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
 
@@ -109,8 +110,10 @@ def short_bus_id(text: str) -> str:
     return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}".lower()
 
 
+@lru_cache(maxsize=4096)
 def parse_gpus(text: str) -> GpuTable:
-    """The table of GPUs in any of the forms. Raises NotThisOutput."""
+    """The table of GPUs in any of the forms; kept, as every check asks for it. Raises
+    NotThisOutput."""
     if len(text) > MOST_CHARACTERS:
         raise NotThisOutput(f"is longer than {MOST_CHARACTERS >> 20} MiB")
     if not text.strip():
@@ -304,10 +307,12 @@ def parse_links(text: str) -> dict[int, list[float | None]]:
     links: dict[int, list[float | None]] = {}
     gpu: int | None = None
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
             links[gpu] = []
-        elif found := re.fullmatch(r"\s+Link (\d+): (?:(\d+(?:\.\d+)?) GB/s|<?inactive>?)", line):
+        elif found := re.fullmatch(
+            r"\s+Link (\d{1,4}): (?:(\d{1,9}(?:\.\d+)?) GB/s|<?inactive>?)", line
+        ):
             if gpu is None or int(found[1]) != len(links[gpu]):
                 raise NotThisOutput(f"has '{line.strip()}' out of order")
             links[gpu].append(float(found[2]) if found[2] else None)
@@ -322,10 +327,12 @@ def parse_link_errors(text: str) -> Iterator[tuple[int, int, str, int]]:
     """`nvidia-smi nvlink -e`: GPU, link, kind of error and count, of those that are not zero."""
     gpu = -1
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): ", line):
+        if found := re.match(r"GPU (\d{1,4}): ", line):
             gpu = int(found[1])
         elif (
-            found := re.fullmatch(r"\s+Link (\d+): ([A-Za-z -]+?)(?: Errors)?: (\d+)", line)
+            found := re.fullmatch(
+                r"\s+Link (\d{1,4}): ([A-Za-z -]+?)(?: Errors)?: (\d{1,18})", line
+            )
         ) and int(found[3]):
             yield gpu, int(found[1]), found[2].strip(), int(found[3])
 
@@ -378,7 +385,7 @@ def _sum(parts: list[str]) -> str:
 
 
 def _require_count(declared: str | None, found: int) -> None:
-    if declared is None or not declared.strip().isdigit():
+    if declared is None or not re.fullmatch(r"\s*[0-9]{1,6}\s*", declared):
         raise NotThisOutput("does not say how many GPUs are attached")
     if int(declared) != found:
         raise NotThisOutput(f"says that {declared.strip()} GPUs are attached, and has {found}")

@@ -30,6 +30,7 @@ from drillyard.acceptance.checks import (
     ports,
     remapped_rows,
     slow_pairs,
+    storage,
     stragglers,
     tcp_bandwidth,
     throttling,
@@ -79,6 +80,7 @@ CHECKS: tuple[Check, ...] = (
     training_speed.SCALING,
     bandwidth_scaling.CHECK,
     stragglers.JITTER,
+    storage.CHECK,
 )
 
 

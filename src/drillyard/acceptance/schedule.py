@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from drillyard.acceptance.check import Expected, Level
@@ -10,6 +11,8 @@ from drillyard.acceptance.torch_steps import torch_steps
 
 JOIN_SECONDS = {Level.quick: 120.0, Level.standard: 300.0, Level.full: 300.0}
 """Longest wait for a node to join."""
+_STORAGE_BYTES = {Level.standard: 1 << 30, Level.full: 8 << 30}
+"""Of each node, where no run is named."""
 _QUICK_ROUNDS = 7
 """Of TCP bandwidth, about 1.3 s each: all pairs of 8 nodes."""
 
@@ -47,6 +50,8 @@ def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
     if nodes > 1:
         steps += _between_nodes(level, expected)
     steps += torch_steps(level, expected, nodes)
+    if level is not Level.quick:
+        steps += _storage(level, expected, nodes)
     if nodes > 1:
         # What clocks did in the meantime: the last look of each node's own watch, and of others.
         steps.append(
@@ -59,6 +64,21 @@ def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
             }
         )
     return {"level": level.value, "join_seconds": JOIN_SECONDS[level], "steps": steps}
+
+
+def _storage(level: Level, expected: Expected, nodes: int) -> list[dict[str, Any]]:
+    """One writer, then all nodes at the same time."""
+    size = _STORAGE_BYTES[level]
+    if expected.checkpoint_bytes is not None:
+        size = max(1, math.ceil(expected.checkpoint_bytes / nodes))
+    step = {
+        "probe": "storage",
+        "scope": "node",
+        # At a twentieth of a GB/s, twice: written and read.
+        "seconds": 60 + 2 * size / 5e7,
+        "arguments": {"bytes": size, "files": 1000, "files_seconds": 20},
+    }
+    return [{**step, "on": [0]}, step] if nodes > 1 else [step]
 
 
 def _between_nodes(level: Level, expected: Expected) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from drillyard.hardware.network_stacks import NetworkStack
 
 _DRIVER = re.compile(r"Kernel Module[^\d\n]*(\d+\.\d+(?:\.\d+)?)")
 _LIBRARY = re.compile(r"/(libnccl|libfabric|libnccl-net[\w-]*)\.so\.(\d+\.\d[\w.]*)$")
-_VERSION = re.compile(r"(\d+(?:\.\d+)+)")
+_VERSION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})+)")
 
 
 def versions_of(

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drillyard.acceptance.accept_command import EVIDENCE, Acceptance, unjudged
+from drillyard.acceptance.accept_command import EVIDENCE, Acceptance, on_nodes, unjudged
 from drillyard.acceptance.evidence import parse_evidence
 from drillyard.acceptance.job import DIRECTORY, SCHEDULE
 from drillyard.acceptance.judgement import Outcome, judge
@@ -57,19 +57,21 @@ def node_part(
 def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outcome | None:
     """Take part to the end. `output`: directory of node 0 for the evidence. The outcome is node
     0's; None on another node that took part to the end. Raises UserError where one could not."""
-    cluster = acceptance.request.cluster.model_copy(update={"nodes": part.nodes})
+    acceptance = on_nodes(acceptance, part.nodes, ())
+    cluster = acceptance.request.cluster
     configured = cluster.environment
     network = network_of(cluster, acceptance.expected.catalog, image=None, configured=configured)
     files = [*acceptance.request.files, *([network.file] if network.file else [])]
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
-        _write(files, Path(directory))
-        here = Path(directory, DIRECTORY)
+        # As in a launch directory.
+        _write(files, Path(directory, "files"))
+        here = Path(directory, "files", DIRECTORY)
         command = [sys.executable, str(here), "run", "--schedule", str(here / SCHEDULE)]
         command += ["--run-directory", str(output.resolve())]
         command += ["--python", cluster.python or sys.executable]
         if network.file is not None:
-            script = str(Path(directory, network.file.path))
+            script = str(Path(directory, "files", network.file.path))
             command = ["bash", "-c", '. "$0" && exec "$@"', script, *command]
         environment = {
             **os.environ,
@@ -112,11 +114,21 @@ def _write(files: list[PlanFile], directory: Path) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the program to its end; Ctrl-C ends it and its probes."""
-    # In a session of its own: Ctrl-C reaches it as SIGTERM, after which it stops its probes.
+    """Run the program to its end; Ctrl-C, SIGTERM (of a container that is stopped) and SIGHUP end
+    it and its probes."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, end) for number in numbers}
+    # In a session of its own: what ends this process reaches it as SIGTERM alone.
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        return process.wait()
+        code = process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        return code
     except BaseException:
         process.terminate()
         try:

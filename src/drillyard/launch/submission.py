@@ -110,15 +110,20 @@ def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
         require_capability(first.cluster.platform, "sync", "--sync")
     if first.dependency is not None:
         require_capability(first.cluster.platform, "dependency", "--after")
-    if first.exclude:
-        require_capability(first.cluster.platform, "exclude", "--exclude")
-        for node in first.exclude:
-            if not _NODE.fullmatch(node):
-                raise ConfigError(f"--exclude {node!r}: is not a node's name")
+    require_node_names(first)
     if len(requests) > 1:
         require_capability(first.cluster.platform, "queue", "--sweep")
         return launcher_for(first.cluster).plan_sweep(requests)
     return [launcher_for(first.cluster).plan(first)]
+
+
+def require_node_names(request: LaunchRequest) -> None:
+    """Raise ConfigError where the platform cannot exclude nodes, or a name is not a node's."""
+    if request.exclude:
+        require_capability(request.cluster.platform, "exclude", "--exclude")
+    for node in request.exclude:
+        if not _NODE.fullmatch(node):
+            raise ConfigError(f"--exclude {node!r}: is not a node's name")
 
 
 def check_memory(requests: Sequence[LaunchRequest], *, force: bool = False) -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,8 @@ def slowed(node_rank: int, local_rank: int, directory: Path) -> Iterator[None]:
                 known, looked = {pid: True for pid in _ranks(rank, directory)}, time.monotonic()
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for pid in known:
-                    try:
+                    with suppress(ProcessLookupError):
                         os.kill(pid, number)
-                    except ProcessLookupError:
-                        pass
                 time.sleep(0.05)
 
     thread = threading.Thread(target=stop_and_go)

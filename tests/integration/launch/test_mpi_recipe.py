@@ -6,7 +6,6 @@ Google's own NCCL test.
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 from pathlib import Path
 
@@ -102,7 +101,8 @@ def test_mpirun_on_node_0_reaches_every_node_by_its_own_ssh_server(nodes, tmp_pa
     for node in (1, 2):
         assert f"127.0.0.{node}: slots=8: all_reduce_perf -b 8M\n" in said
     assert other.wait(timeout=60) == 0
-    assert stat.S_IMODE(next((tmp_path / "meeting").glob("*/key")).stat().st_mode) == 0o600
+    # The private key stays on node 0: shared storage may not keep it private.
+    assert [each.name for each in (tmp_path / "meeting").glob("*/key*")] == ["key.pub"]
     assert servers_left(tmp_path) == []
 
 

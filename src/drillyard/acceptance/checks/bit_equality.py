@@ -70,7 +70,14 @@ def _odd_ones(
     found: Sequence[tuple[RankValues, tuple[str, ...]]],
     what: str,
 ) -> Iterator[CheckResult]:
-    """Who has other bits than most. No majority names nobody."""
+    """Who has other bits than most. No majority names nobody; another number of values than most
+    have is no evidence."""
+    number = Counter(len(digests) for _, digests in found).most_common(1)[0][0]
+    for each, digests in found:
+        if len(digests) != number:
+            why = f"printed {len(digests)} values of {what}, most devices {number}"
+            yield _result(evidence, metric, Status.incomplete, each, why)
+    found = [one for one in found if len(one[1]) == number]
     counted = Counter(digests for _, digests in found)
     common, votes = counted.most_common(1)[0]
     if len(counted) == 1:
@@ -106,7 +113,8 @@ def _judge_gradients(
             return
     failed = False
     for found in kinds.values():
-        steady = [sums for _, sums in found if len(set(sums)) == 1]
+        # The first two steps have the same weights.
+        steady = [sums for _, sums in found if len(set(sums[:2])) == 1]
         if len(steady) * 2 <= len(found):
             failed = True
             yield CheckResult(

@@ -13,6 +13,7 @@ from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.mesh_evidence import (
+    entries,
     listed,
     member,
     network_steps,
@@ -48,7 +49,7 @@ def offsets_of(values: Mapping[int, dict[str, Any]]) -> dict[int, Offset]:
     node without a way of answers to it is missing."""
     edges: dict[int, dict[int, Offset]] = {}
     for rank, found in values.items():
-        for peer in found.get("peers") or []:
+        for peer in entries(found, "peers"):
             other = member(peer, "node")
             offset = number(member(peer, "clock", "offset"))
             trip = number(member(peer, "clock", "round_trip"))
@@ -226,7 +227,7 @@ def _steps(evidence: AcceptanceEvidence) -> Iterator[CheckResult]:
     for rank, found in watched.items():
         steps = [
             seconds
-            for each in found.get("steps") or []
+            for each in entries(found, "steps")
             if (seconds := number(member(each, "seconds"))) is not None
         ]
         back = [each for each in steps if each < 0]

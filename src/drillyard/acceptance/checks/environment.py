@@ -65,7 +65,7 @@ def _plan(expected: Expected) -> dict[str, str]:
     return {
         name: value
         for name, value in expected.environment.items()
-        if _COMPARED.fullmatch(name) and name != "LD_LIBRARY_PATH" and "$" not in value
+        if _COMPARED.fullmatch(name) and name != "LD_LIBRARY_PATH" and not set("${") & set(value)
     }
 
 

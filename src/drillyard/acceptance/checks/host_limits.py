@@ -93,7 +93,7 @@ def _memory(
     machine = expected.machine
     if machine is None or machine.host_memory_gib is None:
         return
-    found = re.search(r"^MemTotal:\s+(\d+) kB$", str(values.get("memory")), re.MULTILINE)
+    found = re.search(r"^MemTotal:\s+(\d{1,15}) kB$", str(values.get("memory")), re.MULTILINE)
     if not found:
         yield _incomplete(rank, name, "memory")
         return
@@ -124,13 +124,18 @@ def _swap(rank: int, name: str, values: Mapping[str, Any]) -> Iterator[CheckResu
 
 def _locked_memory(rank: int, name: str, values: Mapping[str, Any]) -> Iterator[CheckResult]:
     limits = values.get("limits")
-    effective = re.search(r"^CapEff:\s+([0-9a-f]+)$", str(values.get("process")), re.MULTILINE)
+    effective = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", str(values.get("process")), re.MULTILINE)
     if not isinstance(limits, Mapping) or "locked_memory" not in limits:
         yield _incomplete(rank, name, "the limit of locked memory")
         return
     if effective and int(effective[1], 16) >> _IPC_LOCK & 1:
         return
-    if (most := limits["locked_memory"]) is not None:
+    if limits["locked_memory"] is None:
+        return
+    most = _count(limits["locked_memory"])
+    if most is None:
+        yield _incomplete(rank, name, "the limit of locked memory")
+    else:
         reason = f"{name}: may lock {most:,} bytes of memory; RDMA needs it without a limit"
         yield node_result(
             CHECK, rank, Status.fail, reason,

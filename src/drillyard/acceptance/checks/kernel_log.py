@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.kernel_log import host_events, parsed_lines
-from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, unreadable_log
+from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     is_recorded,
     node_observations,
@@ -32,8 +32,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 yield unreadable_log(CHECK, rank, name, log)
             continue
         clean = True
-        uptime = log.get("uptime")
-        now = float(uptime) if isinstance(uptime, (int, float)) else None
+        now = seconds_of(log, "uptime")
         for rule, lines, counts in host_events(parsed_lines(log["lines"]), now):
             clean = clean and not counts
             text = f"{name}: {rule.meaning}: {lines[-1].text[:160]}"

@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.results import CheckResult, Status
+
+_MOST = 1e300
 
 
 def number(value: object) -> float | None:
     """`value` as a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) < float("inf") else None
+    return float(value) if abs(value) < _MOST else None
+
+
+def entries(value: object, *keys: str) -> list[Any]:
+    """The list under nested keys; empty where there is none."""
+    found = member(value, *keys)
+    return found if isinstance(found, list) else []
 
 
 def member(value: object, *keys: str) -> Any:
@@ -30,19 +38,17 @@ def member(value: object, *keys: str) -> Any:
 def network_of(evidence: AcceptanceEvidence, measure: str) -> dict[int, dict[int, Any]]:
     """What each node found of each of its peers in `measure` ("clock", "mtu", ...) of the first
     network step, by rank and rank of the peer."""
-    found: dict[int, dict[int, Any]] = {}
-    for seen in network_steps(evidence)[:1]:
-        for rank, values in seen.items():
-            found[rank] = {
-                peer["node"]: peer.get(measure)
-                for peer in values.get("peers") or []
-                if isinstance(peer, dict) and isinstance(peer.get("node"), int)
-            }
-    return found
+    return {
+        rank: {peer["node"]: peer.get(measure) for peer in values.get("peers", ())}
+        for seen in network_steps(evidence)[:1]
+        for rank, values in seen.items()
+    }
 
 
 def network_steps(evidence: AcceptanceEvidence) -> list[dict[int, dict[str, Any]]]:
-    """The values of each node in each network step, in order."""
+    """The values of each node in each network step, in order. Their `peers` are those that are
+    nodes of the job; a node that did not answer has no values."""
+    ranks = {node.rank for node in evidence.nodes}
     steps: list[dict[int, dict[str, Any]]] = []
     for seen in evidence.of("network"):
         if len(seen.nodes) != 1:
@@ -50,29 +56,43 @@ def network_steps(evidence: AcceptanceEvidence) -> list[dict[int, dict[str, Any]
         (rank,) = seen.nodes
         if not steps or rank in steps[-1]:
             steps.append({})
-        steps[-1][rank] = seen.values if isinstance(seen.values, dict) else {}
+        peers = [
+            peer
+            for peer in entries(seen.values, "peers")
+            if isinstance(peer, dict)
+            and type(peer.get("node")) is int
+            and peer["node"] in ranks - {rank}
+        ]
+        steps[-1][rank] = {**seen.values, "peers": peers} if seen.values else {}
     return steps
 
 
 def unanswered(
     evidence: AcceptanceEvidence, check: str, metric: str, probe: str
 ) -> Iterator[CheckResult]:
-    """An incomplete result for each observation of a probe without values. A silent node has a
-    result of its own (`connection`), so here it is none."""
+    """An incomplete result for each observation of a probe without values, and for each node that
+    says nothing of one which measured it. A silent node has a result of its own (`connection`), so
+    here it is none."""
     for seen in evidence.of(probe):
         if seen.values is None and not seen.silent:
-            yield incomplete(evidence, check, metric, seen, seen.error or "nothing was observed")
+            yield incomplete(evidence, check, metric, seen.nodes, seen.error or "has no values")
+    for step in network_steps(evidence)[:1] if probe == "network" else ():
+        pairs = {(rank, peer["node"]) for rank in step for peer in step[rank].get("peers", ())}
+        for rank, other in sorted(pairs):
+            if (other, rank) not in pairs and step.get(other):
+                why = f"says nothing of {evidence.name_of(rank)}, which measured it"
+                yield incomplete(evidence, check, metric, (other,), why)
 
 
 def incomplete(
-    evidence: AcceptanceEvidence, check: str, metric: str, seen: Observation, why: str
+    evidence: AcceptanceEvidence, check: str, metric: str, nodes: tuple[int, ...], why: str
 ) -> CheckResult:
     """A result without figure."""
-    names = " and ".join(map(evidence.name_of, seen.nodes[:2]))
+    names = " and ".join(map(evidence.name_of, nodes[:2]))
     return CheckResult(
         check=check,
         metric=metric,
-        nodes=seen.nodes,
+        nodes=nodes,
         status=Status.incomplete,
         reason=f"{names}: {why}",
     )

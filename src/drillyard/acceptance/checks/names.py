@@ -7,6 +7,7 @@ from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.mesh_evidence import (
+    entries,
     listed,
     member,
     network_of,
@@ -85,9 +86,8 @@ def _failures(
 def _where(evidence: AcceptanceEvidence, found: dict[str, Any]) -> str:
     if isinstance(rank := found.get("reaches"), int):
         return evidence.name_of(rank)
-    addresses = found.get("addresses")
-    listed_ = ", ".join(map(str, addresses[:3])) if isinstance(addresses, list) else ""
-    return f"{listed_ or 'no address'}, where the node is not"
+    addresses = ", ".join(map(str, entries(found, "addresses")[:3]))
+    return f"{addresses or 'no address'}, where the node is not"
 
 
 def _reverse(evidence: AcceptanceEvidence) -> str:
@@ -98,8 +98,7 @@ def _reverse(evidence: AcceptanceEvidence) -> str:
     slow: set[int] = set()
     for peers in network_of(evidence, "reverse").values():
         for other, found in peers.items():
-            names = member(found, "names")
-            shorts = [str(each).partition(".")[0] for each in names or []]
+            shorts = [str(each).partition(".")[0] for each in entries(found, "names")]
             if hosts.get(other) in shorts:
                 back.add(other)
     for rank, peers in network_of(evidence, "name").items():

@@ -109,20 +109,20 @@ def _rdma(
     needed, source = machine.data_nics.count, cited(machine, "data_nics")
     gbps = machine.data_nics.gbps
     active, problems, unread = [], [], []
-    for device, facts in sorted(devices.items()):
-        ports = facts.get("ports") if isinstance(facts, Mapping) else None
-        for port, state in (ports if isinstance(ports, Mapping) else {}).items():
-            words = str(state.get("state") or "")
-            rate = _number(str(state.get("rate") or "").split(" ")[0])
-            if not words:
-                unread.append(f"{device} port {port}")
-            elif "ACTIVE" not in words:
-                problems.append(f"{device} port {port} is {words.partition(': ')[2] or words}")
-            elif rate is not None and rate < gbps:
-                # A host NIC of another rate may be an RDMA device too: it is not counted.
-                problems.append(f"{device} port {port} runs at {rate:g} of {gbps:g} Gb/s")
-            else:
-                active.append(device)
+    for device, port, state in _ports(devices):
+        words = str(state.get("state") or "")
+        rate = _number(str(state.get("rate") or "").split(" ")[0])
+        # EFA's driver gives 100 Gb/s whatever it is, and no link layer.
+        has_rate = state.get("link_layer") in ("InfiniBand", "Ethernet")
+        if not words:
+            unread.append(f"{device} port {port}")
+        elif "ACTIVE" not in words:
+            problems.append(f"{device} port {port} is {words.partition(': ')[2] or words}")
+        elif has_rate and rate is not None and rate < gbps:
+            # A host NIC of another rate may be an RDMA device too: it is not counted.
+            problems.append(f"{device} port {port} runs at {rate:g} of {gbps:g} Gb/s")
+        else:
+            active.append(device)
     if len(active) >= needed:
         reason = f"{name}: {len(active)} RDMA devices are active at {gbps:g} Gb/s"
         yield node_result(CHECK, rank, Status.passed, reason, observed=len(active), unit="NICs")
@@ -137,6 +137,14 @@ def _rdma(
         observed=len(active), unit="NICs", threshold=Threshold(needed, "NICs", True, source),
         evidence=tuple(problems),
     )  # fmt: skip
+
+
+def _ports(devices: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for device, facts in sorted(devices.items()):
+        ports = facts.get("ports") if isinstance(facts, Mapping) else None
+        for port, state in (ports if isinstance(ports, Mapping) else {}).items():
+            if isinstance(state, Mapping):
+                yield device, str(port), state
 
 
 def _number(text: object) -> float | None:

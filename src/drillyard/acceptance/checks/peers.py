@@ -16,8 +16,12 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     """One result per node, and one for each slow pair."""
     asked = [seen for seen in evidence.of("devices") if seen.arguments.get("peers")]
     found = [ranks_of(evidence, seen) for seen in asked]
+    reason = None
     if evidence.processes_per_node == 1:
         reason = "a node has one device"
+    elif evidence.of("devices") and not asked:
+        reason = "copies between devices were not asked for"
+    if reason is not None:
         nodes = tuple(each.rank for each in evidence.nodes)
         yield CheckResult(
             check=CHECK.name, metric="peers", nodes=nodes, status=Status.skipped, reason=reason

@@ -8,6 +8,7 @@ from typing import Any
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.blame import blame
 from drillyard.acceptance.checks.mesh_evidence import (
+    entries,
     listed,
     member,
     network_of,
@@ -30,7 +31,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     count = 0
     for rank, peers in network_of(evidence, "ports").items():
         for other, ports in peers.items():
-            tried = [each for each in ports or [] if isinstance(each, dict)]
+            tried = [each for each in entries(ports) if isinstance(each, dict)]
             count += len(tried)
             if not tried:
                 yield _result(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.blame import blame
 from drillyard.acceptance.checks.mesh_evidence import (
+    entries,
     listed,
     member,
     network_steps,
@@ -113,12 +114,12 @@ def _threshold(expected: Expected, found: dict[tuple[int, int], float]) -> Thres
 def shapers_of(evidence: AcceptanceEvidence, rank: int) -> list[str]:
     """Rate-limiting queue disciplines of a node's interfaces."""
     steps = network_steps(evidence)
-    interfaces = member(steps[0].get(rank), "interfaces") if steps else None
+    interfaces = entries(steps[0].get(rank), "interfaces") if steps else []
     return sorted(
         kind
-        for each in (interfaces if isinstance(interfaces, list) else [])
-        for kind in member(each, "queues") or []
-        if kind in _SHAPERS
+        for each in interfaces
+        for kind in entries(each, "queues")
+        if isinstance(kind, str) and kind in _SHAPERS
     )
 
 

@@ -83,9 +83,7 @@ def _judge_speed(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[C
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
     yield from without_ranks(evidence, SPEED.name, "tokens/s", found, "training")
     speeds = speeds_of(evidence)
-    if any(one.ranks and not one.problems for one in found) and not speeds:
-        nodes = tuple(each.rank for each in evidence.nodes)
-        yield _result(SPEED, "tokens/s", nodes, Status.incomplete, "the ranks' steps do not agree")
+    yield from _without_speeds(evidence, SPEED, "tokens/s")
     before = speeds_of(expected.baseline) if expected.baseline is not None else []
     for one in speeds:
         nodes = tuple(sorted({each.node for each in one.ranks}))
@@ -93,6 +91,16 @@ def _judge_speed(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[C
             phase = one.phases[name]
             if phase.accumulated == 1:
                 yield _judge_phase(evidence, expected, one, phase, figure, before, nodes)
+
+
+def _without_speeds(
+    evidence: AcceptanceEvidence, check: Check, metric: str
+) -> Iterator[CheckResult]:
+    """Incomplete where all ranks printed an object, and not steps that can be compared."""
+    found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
+    if any(one.ranks and not one.problems for one in found) and not speeds_of(evidence):
+        nodes = tuple(each.rank for each in evidence.nodes)
+        yield _result(check, metric, nodes, Status.incomplete, "the ranks' steps do not agree")
 
 
 def _judge_phase(
@@ -249,6 +257,7 @@ def _judge_scaling(evidence: AcceptanceEvidence, expected: Expected) -> Iterator
     """Every efficiency; without a baseline they are recorded."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
     yield from without_ranks(evidence, SCALING.name, "training scaling", found, "training")
+    yield from _without_speeds(evidence, SCALING, "training scaling")
     before: dict[str, float] = {}
     if (baseline := expected.baseline) is not None:
         for one in speeds_of(baseline):

@@ -10,7 +10,7 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.kernel_log import XidEvent, parsed_lines, xid_events
-from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, unreadable_log
+from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     has_gpus,
     is_recorded,
@@ -90,7 +90,7 @@ def _judge_node(
             **common,
         )
     if clean:
-        since = log.get("first_second")
+        since = seconds_of(log, "first_second")
         begins = "its start" if since is None or since < 60 else f"{since:.0f} s after its start"
         reason = f"{name}: no Xid that is the node's fault since {begins} ({log['source']})"
         yield node_result(CHECK, rank, Status.passed, reason, observed=0, unit="Xids")
@@ -107,13 +107,12 @@ def _device(bus_id: str, addresses: Mapping[str, int]) -> str:
 
 
 def _when(event: XidEvent, log: Mapping[str, Any]) -> str:
-    now, uptime = log.get("now"), log.get("uptime")
     if event.second is None:
         return "at an unknown time"
-    if not isinstance(now, (int, float)) or not isinstance(uptime, (int, float)):
+    now, uptime = seconds_of(log, "now"), seconds_of(log, "uptime")
+    if now is None or uptime is None or not uptime <= now or event.second > uptime:
         return f"{event.second:.0f} s after the start"
-    moment = time.gmtime(min(max(now - uptime + event.second, 0.0), 4e9))
-    return time.strftime("at %Y-%m-%d %H:%M:%S UTC", moment)
+    return time.strftime("at %Y-%m-%d %H:%M:%S UTC", time.gmtime(now - uptime + event.second))
 
 
 CHECK = Check(

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+from .messages import pause
+
 _LOOK_SECONDS = 0.1
 _SLEW = 0.1
 _SMALLEST_STEP = 0.005
@@ -40,7 +42,7 @@ class ClockWatch:
     def _watch(self) -> None:
         before, looked_at, wall_before = _difference(), time.monotonic(), time.time()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            pause(_LOOK_SECONDS)
             difference, now, wall = _difference(), time.monotonic(), time.time()
             change = difference - before
             if wall < wall_before:

@@ -57,7 +57,7 @@ def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
         paths = [_GKE_LIBRARIES, environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     environment["LC_ALL"] = "C"
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as complaints:
+    with _buffer() as out, _buffer() as complaints:
         try:
             process = subprocess.Popen(
                 [program, *argv[1:]],
@@ -122,6 +122,15 @@ def gpu_models() -> list[str] | None:
     """Name of each GPU as nvidia-smi reports it; None where nvidia-smi is missing or fails."""
     ran = run_tool(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 60.0)
     return None if ran["error"] else str(ran["text"]).splitlines()
+
+
+def _buffer() -> Any:
+    """A file in memory: a disk that is full, which the caller may look for, must not hide the
+    answers of tools. Elsewhere than on Linux a temporary file."""
+    try:
+        return open(os.memfd_create("tool"), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

@@ -22,6 +22,7 @@ from .messages import (
     NodeConnection,
     is_proof,
     lost_reason,
+    pause,
     plain_address,
     proof,
 )
@@ -113,7 +114,7 @@ class Members:
         while True:
             for rank in self.present():
                 self.send(rank, {"beat": 1})
-            time.sleep(BEAT_SECONDS)
+            pause(BEAT_SECONDS)
 
     def _accept(self) -> None:
         while True:
@@ -122,7 +123,7 @@ class Members:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(0.1)
+                pause(0.1)
                 continue
             connection = NodeConnection(accepted, HELLO_SECONDS)
             with self._changed:
@@ -156,7 +157,10 @@ class Members:
         connection.send({"node": 0, "nonce": nonce})
         hello = connection.receive()
         rank = hello.get("joins")
-        if not isinstance(rank, int) or not 0 <= rank < self.nodes:
+        if type(rank) is not int or not 0 <= rank < self.nodes:
+            return None
+        ports = hello.get("mesh_port"), hello.get("rendezvous_port")
+        if not _is_port(ports[0]) or not (ports[1] is None or _is_port(ports[1])):
             return None
         if self._secret and not is_proof(hello.get("proof"), self._secret, f"node {rank}", nonce):
             connection.send({"refused": "does not know the secret of this run"})
@@ -182,8 +186,8 @@ class Members:
                 "name": str(hello.get("name"))[:_MOST_CHARACTERS],
                 "address": peer,
                 "host": str(hello.get("host"))[:_MOST_CHARACTERS],
-                "mesh_port": hello.get("mesh_port"),
-                "rendezvous_port": hello.get("rendezvous_port"),
+                "mesh_port": ports[0],
+                "rendezvous_port": ports[1],
             }
             self._heard_at[rank] = time.monotonic()
             self._connections[rank] = connection
@@ -197,6 +201,10 @@ class Members:
     def _place_node_0(self, connection: NodeConnection) -> None:
         """Node 0 has joined by loopback; others reach it where this connection of theirs ended."""
         self.identities[0]["address"] = plain_address(connection.socket.getsockname()[0])
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 16
 
 
 def _say(connection: NodeConnection, message: dict[str, Any]) -> None:

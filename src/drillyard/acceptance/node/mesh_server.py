@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from .messages import HELLO_BYTES, listen
+from .messages import HELLO_BYTES, listen, pause
 
 QUESTION = struct.Struct("!4sQ28x")
 """A question over UDP: `time` or `size`, and its number. `size` has more bytes after it."""
@@ -65,14 +65,14 @@ class MeshServer:
                 said = self._rank if kind == b"time" else len(data)
                 datagrams.sendto(ANSWER.pack(kind, number, said, read_at, time.time()), peer)
             except OSError:
-                time.sleep(0.01)
+                pause(0.01)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
                 connected, _ = listener.accept()
             except OSError:
-                time.sleep(0.1)
+                pause(0.1)
                 continue
             if not self._slots.acquire(blocking=False):
                 connected.close()

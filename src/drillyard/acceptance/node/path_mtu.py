@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from typing import Any
 
 from .interfaces import interface_of
@@ -24,15 +25,15 @@ _LEAST = {socket.AF_INET: 576, socket.AF_INET6: 1280}
 """What every host must take (RFC 791, RFC 8200)."""
 _MOST_PACKET = 65535
 _TRIES = 3
+_SHORT_SECONDS, _LONG_SECONDS = 0.02, 0.1
 
 
-def path_mtu(address: str, port: int, wait: float, likely: int | None = None) -> dict[str, Any]:
+def path_mtu(address: str, port: int, likely: int | None = None) -> dict[str, Any]:
     """`path`, `interface` and `kernel` MTU in bytes towards a node's mesh server, and `local`, the
-    address that packets leave from. `wait`: seconds for an answer. `likely`: the path MTU to
-    another node, tried first. `path` is null where no packet at all arrives."""
+    address that packets leave from. `likely`: the path MTU to another node, tried first. `path` is
+    null where no packet at all arrives."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(wait)
         sock.setsockopt(*_DISCOVER[family], _PROBE)
         sock.connect((address, port))
         local = sock.getsockname()[0]
@@ -45,38 +46,45 @@ def path_mtu(address: str, port: int, wait: float, likely: int | None = None) ->
     return {"path": path, "interface": own, "kernel": kernel, "local": local}
 
 
-def _largest(sock: socket.socket, most: int, family: int, likely: int | None) -> int | None:
-    if _arrives(sock, most, family):
-        return most
-    least = _LEAST[socket.AddressFamily(family)]
-    if not _arrives(sock, least, family):
+def _largest(
+    sock: socket.socket, most: int, family: socket.AddressFamily, likely: int | None
+) -> int | None:
+    least = _LEAST[family]
+    began = time.monotonic()
+    if not _arrives(sock, least, family, _LONG_SECONDS):
         return None
-    if likely is not None and least < likely < most and _arrives(sock, likely, family):
+    wait = min(_LONG_SECONDS, max(_SHORT_SECONDS, 8 * (time.monotonic() - began)))
+    if most <= least or _arrives(sock, most, family, wait):
+        return most
+    above = most
+    if likely is not None and least < likely < most and _arrives(sock, likely, family, wait):
         least = likely
-        if not _arrives(sock, likely + 1, family):
-            return likely
-    while most - least > 1:
-        middle = (least + most) // 2
-        if _arrives(sock, middle, family):
+        above = likely + 1 if not _arrives(sock, likely + 1, family, wait) else most
+    while above - least > 1:
+        middle = (least + above) // 2
+        if _arrives(sock, middle, family, wait):
             least = middle
         else:
-            most = middle
-    return least
+            above = middle
+    # What was lost for another reason, on a busy host say, arrives now.
+    return most if _arrives(sock, most, family, _LONG_SECONDS) else least
 
 
-def _arrives(sock: socket.socket, packet: int, family: int) -> bool:
-    size = packet - _HEADERS[socket.AddressFamily(family)]
-    for number in range(packet * _TRIES, packet * _TRIES + _TRIES):
+def _arrives(
+    sock: socket.socket, packet: int, family: socket.AddressFamily, seconds: float
+) -> bool:
+    """Whether one of three packets is answered, each within twice the time of the one before."""
+    size = packet - _HEADERS[family]
+    for attempt in range(_TRIES):
+        number = time.monotonic_ns()
+        sock.settimeout(seconds * 2**attempt)
         try:
             sock.send(QUESTION.pack(b"size", number).ljust(size, b"\0"))
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                return False
-        try:
             while True:
                 answer = sock.recv(ANSWER.size)
                 if len(answer) == ANSWER.size and ANSWER.unpack(answer)[1:3] == (number, size):
                     return True
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                return False
     return False

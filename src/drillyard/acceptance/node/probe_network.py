@@ -169,7 +169,7 @@ def _offset(peer: dict[str, Any]) -> dict[str, Any] | None:
 
 def _path_mtu(peer: dict[str, Any], likely: list[int | None]) -> dict[str, Any]:
     try:
-        found = path_mtu(peer["address"], peer["mesh_port"], 0.2, likely[0])
+        found = path_mtu(peer["address"], peer["mesh_port"], likely[0])
     except OSError as error:
         return {"error": str(error)}
     if found["path"] is not None and found["path"] < found["interface"]:

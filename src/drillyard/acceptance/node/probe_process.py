@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .messages import pause
+
 HERE = Path(__file__).resolve().parent
 MOST_OUTPUT_BYTES = 8 << 20
 _SHOWN_CHARACTERS = 400
@@ -71,7 +73,7 @@ class ProbeProcesses:
                 break
             if len(running) < len(self._processes) and any(map(_failed, self._processes)):
                 deadline = min(deadline, time.monotonic() + _FOLLOW_SECONDS)
-            time.sleep(0.02)
+            pause(0.02)
         self._kill()
         return [
             self._ended(process, *files) for process, files in zip(self._processes, self._files)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from .members import Members
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
-from .worker import NodePlace, NotJoined, TorchPython, Worker, join
+from .worker import SCRATCH, NodePlace, NotJoined, TorchPython, Worker, join
 
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
@@ -152,6 +153,9 @@ class NodeZero:
         self._thread.join(_FINISH_SECONDS)
 
     def _run(self) -> None:
+        for left in self._evidence.parent.glob(f"{SCRATCH}*"):
+            # Of an earlier job, where a node died.
+            shutil.rmtree(left, ignore_errors=True)
         try:
             self._missing = self._members.wait(float(self._schedule["join_seconds"]))
             self._coordinator.run(

@@ -32,6 +32,9 @@ MOST_ITERATIONS = 20
 """A repeat has as many calls as take TIMED_SECONDS, at most MOST_ITERATIONS."""
 CHECK_COST = 3
 """Calls whose time the check of one result takes, about."""
+LEAST_REPEATS = 2
+LEAST_CALLS = 2 + LEAST_REPEATS * (1 + CHECK_COST)
+LATENCY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,13 @@ def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
     values.update(rows=rows, budget_seconds=budget, not_measured=[])
     began, before = time.monotonic(), 0.0
     for at, size in enumerate(sizes):
-        calls = 2 + repeats * (1 + CHECK_COST)
-        expected = before * size / sizes[at - 1] * calls if at else 0.0
-        if highest(rank, time.monotonic() - began + expected) > budget and rows:
+        # Up to LATENCY_BYTES a call takes as long as a tiny one.
+        growth = max(1.0, size / max(sizes[at - 1], LATENCY_BYTES)) if at else 0.0
+        spent = highest(rank, time.monotonic() - began)
+        if rows and spent + before * growth * LEAST_CALLS > budget:
             values["not_measured"] = sizes[at:]
             break
-        row, before = _row(rank, CASES[collective](rank, size), repeats)
+        row, before = _row(rank, CASES[collective](rank, size), repeats, budget - spent)
         rows.append(row)
         per_second = row["bytes"] / min(row["seconds"]) / 1e9
         values["bus_gb_per_s"] = per_second * bus_factor(collective, rank.world)
@@ -80,8 +84,9 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (2.0 if collective == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
-def _row(rank: Rank, case: Case, repeats: int) -> tuple[dict[str, Any], float]:
-    """The row of one size, and the seconds of a call on the slowest rank."""
+def _row(rank: Rank, case: Case, repeats: int, left: float) -> tuple[dict[str, Any], float]:
+    """The row of one size, with as many repeats as fit into the seconds that are `left`, and the
+    seconds of a call on the slowest rank."""
     for _ in range(2):
         case.fill()
         dist.barrier()
@@ -91,6 +96,7 @@ def _row(rank: Rank, case: Case, repeats: int) -> tuple[dict[str, Any], float]:
         rank.finish()
         taken = time.perf_counter() - began
     slowest = highest(rank, taken)
+    repeats = max(LEAST_REPEATS, min(repeats, int(left / max(slowest, 1e-6) / (1 + CHECK_COST))))
     iterations = max(1, min(MOST_ITERATIONS, int(TIMED_SECONDS / max(slowest, 1e-6))))
     seconds, wrong = [], 0
     for _ in range(repeats):

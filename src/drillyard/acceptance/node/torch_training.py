@@ -26,7 +26,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CHECKED_STEPS = 2
-"""Steps with the same weights whose gradients are compared bit by bit, before any is timed."""
+"""Steps with the same weights before any is timed: their gradients are the same bits on a device
+that computes the same twice. On a CPU every later step's gradients are compared, too."""
 ROTATION_BASE = 500_000.0
 
 
@@ -44,7 +45,8 @@ def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
     ]
     own = groups[rank.rank // rank.local_world] if groups else None
     trainer = Trainer(rank, clock, asked)
-    values["gradients"] = trainer.check_gradients()
+    trainer.check_gradients()
+    values["gradients"] = {"sums": trainer.sums}
     values["phases"] = phases = []
     say(values)
     asked_phases: list[tuple[str, int, Any, int]] = [("device", 1, None, 1)]
@@ -179,26 +181,30 @@ class Trainer:
         tokens = torch.randint(0, shape["vocabulary"], size, generator=generator)
         self._tokens = tokens.to(rank.device)
         self._exchange = Exchange()
+        self.sums: list[str] = []
+        """Sums over the bits of all gradients of a step, as they were before the exchange."""
         for parameter in self._model.parameters():
             parameter.register_post_accumulate_grad_hook(self._send)  # type: ignore[no-untyped-call]
 
-    def check_gradients(self) -> dict[str, Any]:
-        """A sum over the bits of the gradients, for each of some steps from the same weights.
+    def check_gradients(self) -> None:
+        """Add up the bits of the gradients of some steps from the same weights.
 
         Only kernels that give the same bits each time are used.
         """
-        found = []
         torch.use_deterministic_algorithms(True, warn_only=True)
         for _ in range(CHECKED_STEPS):
             self._exchange.sums = []
             with sdpa_kernel(SDPBackend.MATH):
                 self._backward()
-            total = sum(at * each for at, each in enumerate(self._exchange.sums, 1))
-            found.append(f"{int(total) & (1 << 64) - 1:016x}")
+            self._keep_sums()
             self._optimizer.zero_grad()
-        self._exchange.sums = None
         torch.use_deterministic_algorithms(False)
-        return {"sums": found}
+
+    def _keep_sums(self) -> None:
+        if self._exchange.sums is not None:
+            total = sum(at * each for at, each in enumerate(self._exchange.sums, 1))
+            self.sums.append(f"{int(total) & (1 << 64) - 1:016x}")
+            self._exchange.sums = None
 
     def phase(self, name: str, ranks: int, group: Any, accumulated: int) -> dict[str, Any]:
         """Blocks of steps among `ranks` ranks, each of `accumulated` micro-batches."""
@@ -231,6 +237,7 @@ class Trainer:
 
     def _step(self, accumulated: int) -> Step:
         began, exchanges = self._mark(), self._exchange.on
+        self._exchange.sums = None if self._rank.on_gpu else []
         for at in range(accumulated):
             self._exchange.on = exchanges and at == accumulated - 1
             self._backward()
@@ -239,6 +246,7 @@ class Trainer:
         for work in self._exchange.under_way:
             work.wait()
         self._exchange.under_way.clear()
+        self._keep_sums()
         self._optimizer.step()
         self._optimizer.zero_grad()
         return Step(began, computed, self._mark())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,12 +28,15 @@ from .messages import (
     NodeConnection,
     is_proof,
     lost_reason,
+    pause,
     proof,
 )
 from .probe_process import HERE, Ended, ProbeProcesses, probe_command
 
 LEFT_BEHIND_SECONDS = 60.0
 """Without a message of node 0 for so long, a node ends."""
+SCRATCH = "scratch-"
+"""First letters of directories for probes."""
 _NAME_SECONDS = 2.0
 
 
@@ -71,7 +75,7 @@ def join(place: NodePlace, seconds: float, secret: bytes, server: MeshServer) ->
         except (OSError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise OSError(str(error)) from None
-            time.sleep(0.2)
+            pause(0.2)
 
 
 def _shake_hands(
@@ -152,8 +156,9 @@ class Worker:
 
     def stop(self, why: str) -> None:
         """Kill every probe."""
-        for each in list(self._running.values()):
+        for number, each in list(self._running.items()):
             each.stop(why)
+            shutil.rmtree(self._scratch({"task": number}), ignore_errors=True)
 
     def _follow(self, message: dict[str, Any]) -> None:
         if "stop" in message:
@@ -180,7 +185,11 @@ class Worker:
         name, arguments = str(step["probe"]), dict(step.get("arguments") or {})
         if "peers" in task:
             arguments.update(peers=task["peers"], watched=self._watch.seen())
-        shared = {"ACCEPTANCE_DIRECTORY": str(self._directory)}
+        scratch = self._scratch(task)
+        shared = {
+            "ACCEPTANCE_DIRECTORY": str(self._directory),
+            "ACCEPTANCE_SCRATCH": str(scratch),
+        }
         try:
             if ranks is None:
                 return ProbeProcesses([probe_command(name)], [shared], json.dumps(arguments))
@@ -207,9 +216,14 @@ class Worker:
         except OSError as error:
             return f"could not be started: {error}"
 
+    def _scratch(self, task: dict[str, Any]) -> Path:
+        """A directory that a probe may make and fill. It is removed after it."""
+        return self._directory / f"{SCRATCH}{self._place.rank}-{task['task']}"
+
     def _answer(self, task: dict[str, Any], processes: ProbeProcesses) -> None:
         ended: list[Ended] = processes.wait(float(self._steps[task["step"]]["seconds"]))
         self._running.pop(task["task"], None)
+        shutil.rmtree(self._scratch(task), ignore_errors=True)
         for held in self._held if "ranks" in task else ():
             held.close()
         self._say({"task": task["task"], "ended": [[each.values, each.error] for each in ended]})
@@ -230,7 +244,7 @@ class Worker:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
+            pause(BEAT_SECONDS)
             self._say({"beat": 1})
 
 
