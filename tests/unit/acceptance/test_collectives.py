@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-
-from drillyard.acceptance.results import Status
 from tests.unit.acceptance.collective_observations import (
     GIB,
     bandwidth_results,
@@ -15,6 +13,8 @@ from tests.unit.acceptance.collective_observations import (
     observed,
     searched_pairs,
 )
+
+from drillyard.acceptance.results import Status
 
 A4 = expected_on("a4-highgpu-8g")
 REDUCE = {16 * GIB: [845.0, 846.0, 844.0]}

@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.acceptance import nccl_samples as samples
 from typer.testing import CliRunner
 
 from drillyard.acceptance.check import Expected
@@ -16,7 +17,6 @@ from drillyard.acceptance.recorded import recorded_evidence
 from drillyard.acceptance.results import Status
 from drillyard.cli.main import app
 from drillyard.hardware import catalog
-from tests.unit.acceptance import nccl_samples as samples
 
 LOST_NIC = 8 / 7
 TABLES = {
