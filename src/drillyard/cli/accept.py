@@ -180,7 +180,8 @@ def accept(
             hardware=hardware,
             baseline_file=baseline,
         )
-        report_outcome(outcome, acceptance_file(output) if output else None, as_json=as_json)
+        file = acceptance_file(output) if output else None
+        report_outcome(outcome, recorded[0].name, file, as_json=as_json)
         if write_hardware is not None:
             write_hardware_file(outcome, write_hardware, recorded[0].name)
         raise typer.Exit(EXIT_CODES[outcome.verdict])
@@ -238,7 +239,7 @@ def accept(
         outcome = found
     else:
         outcome = run_acceptance(acceptance)
-    report_outcome(outcome, file, as_json=as_json)
+    report_outcome(outcome, acceptance.request.cluster.name, file, as_json=as_json)
     if write_hardware is not None:
         write_hardware_file(outcome, write_hardware, config.name)
     if drain:

@@ -1,5 +1,5 @@
-"""What `accept` and `launch --accept` do with an outcome: they print it, write acceptance.json, and
-drain nodes where asked to."""
+"""What `accept` and `launch --accept` do with an outcome: they print it, write it as JSON, as a
+page and as JUnit XML, and drain nodes where asked to."""
 
 from __future__ import annotations
 
@@ -15,24 +15,37 @@ if TYPE_CHECKING:
 
 
 def report_outcome(
-    outcome: Outcome, file: Path | None, out: TextIO | None = None, *, as_json: bool = False
+    outcome: Outcome,
+    title: str,
+    file: Path | None,
+    out: TextIO | None = None,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Write acceptance.json (None: nowhere), and print the results, or the document, on `out` or
-    standard output."""
+    """Write acceptance.json, and beside it the page and JUnit XML under the same name (None:
+    nowhere); print the outcome, or the document, on `out` or standard output. `title`: the
+    cluster, or what was judged."""
     from drillyard.acceptance.acceptance_document import acceptance_document
+    from drillyard.acceptance.document_text import as_text, junit_xml
+    from drillyard.reporting.acceptance_page import render_acceptance
 
     document = acceptance_document(outcome)
+    written = []
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(document.as_text() + "\n", encoding="utf-8")
+        for suffix, text in (
+            (".json", document.as_text() + "\n"),
+            (".html", render_acceptance(document, title)),
+            (".xml", junit_xml(document, title)),
+        ):
+            written.append(file.with_suffix(suffix))
+            written[-1].write_text(text, encoding="utf-8")
     if as_json:
         print_json(document.model_dump())
         return
-    for result in outcome.results:
-        print(f"{result.status:10} {result.check:24} {result.reason}", file=out)
-        for line in result.evidence if result.check == "job" else ():
-            print(f"    {line}", file=out)
-    print(f"{outcome.verdict}{'' if file is None else f': {file}'}", file=out)
+    print(as_text(document), end="", file=out)
+    if written:
+        print(f"written: {', '.join(map(str, written))}", file=out)
 
 
 def acceptance_file(place: Path) -> Path:

@@ -215,7 +215,8 @@ def _checked(
 
     def report(acceptance: Acceptance, outcome: Outcome) -> None:
         config = acceptance.request.run
-        report_outcome(outcome, Path(config.output, config.name, "acceptance.json"), sys.stderr)
+        file = Path(config.output, config.name, "acceptance.json")
+        report_outcome(outcome, acceptance.request.cluster.name, file, sys.stderr)
         if drain and outcome.culprits:
             drain_nodes(acceptance.request.cluster, outcome, max_share)
 

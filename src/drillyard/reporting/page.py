@@ -85,39 +85,49 @@ def render(content: Content) -> str:
     data = json.dumps([chart.as_json() for chart in drawn], allow_nan=False, separators=(",", ":"))
     shares = _shares(content.goodput)
     events, note = _events(content)
-    script = "".join(_asset(name) for name in SCRIPTS)
-    environment = Environment(
-        loader=FunctionLoader(_asset),
+    script = "".join(asset(name) for name in SCRIPTS)
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            c=content,
+            version=__version__,
+            style_sheet=Markup(asset("report.css")),
+            script=Markup(script),
+            script_checksum=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            still_chart=still_chart,
+            # Texts from logs are in the JSON: a `</script>` among them must not end it.
+            data=Markup(data.replace("<", "\\u003c")),
+            groups=_groups(drawn, evaluation_table(content)),
+            # One row of up to five tiles, else two equal ones.
+            tile_columns=max(1, tiles if tiles <= 5 else math.ceil(tiles / 2)),
+            shares=shares,
+            bar_label=", ".join(
+                f"{share['label']} {share['percent']}" for share in shares if share["fraction"]
+            ),
+            wall=formatting.duration(sum(content.goodput.values())),
+            times=_times(content),
+            events=events,
+            events_note=note,
+        )
+    )
+
+
+@cache
+def environment() -> Environment:
+    """The templates of pages: texts are escaped, and an unknown name is an error."""
+    return Environment(
+        loader=FunctionLoader(asset),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
-        c=content,
-        version=__version__,
-        style_sheet=Markup(_asset("report.css")),
-        script=Markup(script),
-        script_checksum=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        still_chart=still_chart,
-        # Texts from logs are in the JSON: a `</script>` among them must not end it.
-        data=Markup(data.replace("<", "\\u003c")),
-        groups=_groups(drawn, evaluation_table(content)),
-        # One row of up to five tiles, else two equal ones.
-        tile_columns=max(1, tiles if tiles <= 5 else math.ceil(tiles / 2)),
-        shares=shares,
-        bar_label=", ".join(
-            f"{share['label']} {share['percent']}" for share in shares if share["fraction"]
-        ),
-        wall=formatting.duration(sum(content.goodput.values())),
-        times=_times(content),
-        events=events,
-        events_note=note,
-    )
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of assets/ as text."""
     return (files("drillyard.reporting") / "assets" / name).read_text(encoding="utf-8")
 
 
