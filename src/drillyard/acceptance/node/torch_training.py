@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 if __package__:
-    from .ranks import LocalClock, Rank, facts, highest, join_group, rounded, run, say
+    from .ranks import LocalClock, ProbeRank, facts, highest, join_group, rounded, run, say
 else:
-    from ranks import LocalClock, Rank, facts, highest, join_group, rounded, run, say  # type: ignore
+    from ranks import LocalClock, ProbeRank, facts, highest, join_group, rounded, run, say  # type: ignore
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ that computes the same twice. On a CPU every later step's gradients are compared
 ROTATION_BASE = 500_000.0
 
 
-def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
+def measure(rank: ProbeRank, asked: dict[str, Any]) -> dict[str, Any]:
     """One phase after the other; the object is printed after each."""
     clock = LocalClock(rank)
     values = {**facts(rank), "waiting_left_out": clock.without_waiting, "shape": asked["shape"]}
@@ -44,7 +44,7 @@ def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
         if nodes > 1
     ]
     own = groups[rank.rank // rank.local_world] if groups else None
-    trainer = Trainer(rank, clock, asked)
+    trainer = TrainingProbe(rank, clock, asked)
     trainer.check_gradients()
     values["gradients"] = {"sums": trainer.sums}
     values["phases"] = phases = []
@@ -161,10 +161,10 @@ class Exchange:
     """Sums over the bits of each local gradient, where they are wanted."""
 
 
-class Trainer:
+class TrainingProbe:
     """A model, its optimizer, and the exchange of its gradients."""
 
-    def __init__(self, rank: Rank, clock: LocalClock, asked: dict[str, Any]) -> None:
+    def __init__(self, rank: ProbeRank, clock: LocalClock, asked: dict[str, Any]) -> None:
         self._rank, self._clock, self._asked = rank, clock, asked
         shape = asked["shape"]
         torch.manual_seed(0)
