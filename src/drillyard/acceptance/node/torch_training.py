@@ -9,6 +9,7 @@ rank's own backward pass has ended, is not: a slow rank has the longest, and wai
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 CHECKED_STEPS = 2
 """Steps with the same weights before any is timed: their gradients are the same bits on a device
 that computes the same twice. On a CPU every later step's gradients are compared, too."""
+CHECKED_TOKENS = 1024
+"""Of these steps at most: attention's weights are in memory there."""
 ROTATION_BASE = 500_000.0
 
 
@@ -122,8 +125,9 @@ class Llama(nn.Module):
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """The mean loss of predicting each next token."""
         x_BSH = self.embedding(tokens_BS[:, :-1])
+        rotation = self.rotation[:, : x_BSH.shape[1]]
         for layer in self.layers:
-            x_BSH = layer(x_BSH, self.rotation)
+            x_BSH = layer(x_BSH, rotation)
         logits = self.head(self.norm(x_BSH))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens_BS[:, 1:].flatten())
 
@@ -191,11 +195,13 @@ class TrainingProbe:
 
         Only kernels that give the same bits each time are used.
         """
+        # What cuBLAS needs for the same bits each time (its documentation, results reproducibility).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         for _ in range(CHECKED_STEPS):
             self._exchange.sums = []
             with sdpa_kernel(SDPBackend.MATH):
-                self._backward()
+                self._backward(self._tokens[:1, : CHECKED_TOKENS + 1])
             self._keep_sums()
             self._optimizer.zero_grad()
         torch.use_deterministic_algorithms(False)
@@ -240,7 +246,7 @@ class TrainingProbe:
         self._exchange.sums = None if self._rank.on_gpu else []
         for at in range(accumulated):
             self._exchange.on = exchanges and at == accumulated - 1
-            self._backward()
+            self._backward(self._tokens)
         self._exchange.on = exchanges
         computed = self._mark()
         for work in self._exchange.under_way:
@@ -251,11 +257,11 @@ class TrainingProbe:
         self._optimizer.zero_grad()
         return Step(began, computed, self._mark())
 
-    def _backward(self) -> None:
+    def _backward(self, tokens_BS: torch.Tensor) -> None:
         with torch.autocast(
             self._rank.device.type, dtype=torch.bfloat16, enabled=self._rank.on_gpu
         ):
-            loss = self._model(self._tokens)
+            loss = self._model(tokens_BS)
         loss.backward()
 
     def _send(self, parameter: torch.Tensor) -> None:
