@@ -195,7 +195,7 @@ class TrainingProbe:
 
         Only kernels that give the same bits each time are used.
         """
-        # What cuBLAS needs for the same bits each time (its documentation, results reproducibility).
+        # What cuBLAS needs for the same bits each time (its page on reproducible results).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         for _ in range(CHECKED_STEPS):
