@@ -55,7 +55,7 @@ def nodes_to_exclude(
             return excluded
         if not bad or not can_exclude:
             raise _refused(cluster.platform, outcome, can_exclude)
-        print_notice(f"{', '.join(bad)}: bad, and the run is kept off")
+        print_notice(f"{', '.join(bad)}: proven to be bad; the run does not use it")
         excluded += bad
         healthy = len(outcome.evidence.nodes) - len(bad)
         if healthy >= cluster.nodes and without_nodes(outcome, outcome.culprits) in _GOOD:

@@ -65,7 +65,7 @@ SHAPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class PrintedNumber:
     """A number with half a unit of its last printed digit."""
 
     value: float
@@ -81,12 +81,12 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class PrintedTiming:
     """Time in microseconds, bandwidths in GB/s; `wrong` elements, None: were not checked."""
 
-    microseconds: Printed
-    alg: Printed
-    bus: Printed
+    microseconds: PrintedNumber
+    alg: PrintedNumber
+    bus: PrintedNumber
     wrong: int | None
 
 
@@ -99,8 +99,8 @@ class TableRow:
     type: str
     operation: str
     root: int | None
-    out_of_place: Timing
-    in_place: Timing | None
+    out_of_place: PrintedTiming
+    in_place: PrintedTiming | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class CollectiveTable:
 def checked(
     table: CollectiveTable,
     *,
-    average: Printed | None = None,
+    average: PrintedNumber | None = None,
     out_of_bounds: int | None = None,
     factor: float | None = None,
 ) -> CollectiveTable:
@@ -266,7 +266,7 @@ def _unchecked(row: TableRow, in_place: bool) -> Iterator[str]:
 
 
 def _timing_problem(
-    size: int, timing: Timing, collective: str, ranks: int, slack: float
+    size: int, timing: PrintedTiming, collective: str, ranks: int, slack: float
 ) -> str | None:
     """`slack`: how many times the rounding of a digit is accepted."""
     time, alg, bus = timing.microseconds, timing.alg, timing.bus
@@ -290,7 +290,7 @@ def _timing_problem(
     return None
 
 
-def _timings(row: TableRow) -> list[Timing]:
+def _timings(row: TableRow) -> list[PrintedTiming]:
     return [row.out_of_place, *([row.in_place] if row.in_place else [])]
 
 

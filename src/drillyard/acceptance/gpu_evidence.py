@@ -73,7 +73,7 @@ def gpus_of(evidence: AcceptanceEvidence) -> Iterator[NodeGpus]:
     # Of recorded evidence each tool's output is a file, and an observation, of its own.
     tools: dict[int, dict[str, Any]] = {}
     for each in evidence.of(PROBE):
-        found = (each.values or {}).get("tools")
+        found = None if each.error else (each.values or {}).get("tools")
         if isinstance(found, Mapping):
             for rank in each.nodes:
                 tools.setdefault(rank, {}).update(found)

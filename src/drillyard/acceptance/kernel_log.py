@@ -71,7 +71,7 @@ HOST_RULES: tuple[HostRule, ...] = (
     ),
     _rule(
         "hung-task",
-        r"task \S+ blocked for more than \d+ seconds",
+        r"task (?!\S*loop\d)\S+ blocked for more than \d+ seconds",
         "a task waits for a disk or a file system that does not answer",
         "look at the task's file system; restart the node",
     ),

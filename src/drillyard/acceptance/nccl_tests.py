@@ -19,9 +19,9 @@ from drillyard.acceptance.collective_table import (
     SHAPES,
     TYPE_BYTES,
     CollectiveTable,
-    Printed,
+    PrintedNumber,
+    PrintedTiming,
     TableRow,
-    Timing,
     checked,
 )
 from drillyard.loglines.blocks import without_colours
@@ -77,7 +77,7 @@ class _Table:
         self.step = stream.step
         self.rows: list[TableRow] = []
         self.problems: list[str] = []
-        self.average: Printed | None = None
+        self.average: PrintedNumber | None = None
         self.out_of_bounds: int | None = None
         self.footer = False
 
@@ -263,29 +263,29 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
     return TableRow(int(size), int(count), kind, operation, root, timings[0], timings[1])
 
 
-def _timing(words: Sequence[str]) -> Timing | None:
+def _timing(words: Sequence[str]) -> PrintedTiming | None:
     numbers = [_printed(word) for word in words[:3]]
     wrong = words[3]
     if None in numbers or not (wrong == "N/A" or re.fullmatch(r"\d{1,18}", wrong)):
         return None
     time, alg, bus = (number for number in numbers if number is not None)
-    return Timing(time, alg, bus, None if wrong == "N/A" else int(wrong))
+    return PrintedTiming(time, alg, bus, None if wrong == "N/A" else int(wrong))
 
 
-def _printed(word: str) -> Printed | None:
+def _printed(word: str) -> PrintedNumber | None:
     """A number with the precision of its digits."""
     if len(word) > 24 or _NUMBER.fullmatch(word) is None:
         return None
     decimals = len(word.partition(".")[2])
-    return Printed(float(word), 0.5 * 10.0**-decimals)
+    return PrintedNumber(float(word), 0.5 * 10.0**-decimals)
 
 
-def _significant(word: str) -> Printed | None:
+def _significant(word: str) -> PrintedNumber | None:
     """A number as %g prints it: six digits, without zeros at the end."""
     if (number := _printed(word)) is None:
         return None
     whole = len(word.partition(".")[0].lstrip("0"))
-    return Printed(number.value, 0.5 * 10.0 ** (whole - 6))
+    return PrintedNumber(number.value, 0.5 * 10.0 ** (whole - 6))
 
 
 # JSON
@@ -344,11 +344,11 @@ def _json_row(row: dict[str, Any]) -> TableRow:
     )
 
 
-def _json_timing(timing: dict[str, Any]) -> Timing:
+def _json_timing(timing: dict[str, Any]) -> PrintedTiming:
     if "time" not in timing:
         raise ValueError("has the processor's time (-C), not that of the transfer")
     wrong = timing["nwrong"]
-    return Timing(
+    return PrintedTiming(
         _exact(timing["time"]),
         _exact(timing["alg_bw"]),
         _exact(timing["bus_bw"]),
@@ -356,11 +356,11 @@ def _json_timing(timing: dict[str, Any]) -> Timing:
     )
 
 
-def _exact(value: Any) -> Printed:
+def _exact(value: Any) -> PrintedNumber:
     """A number as %lf prints it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
         raise ValueError(f"{value!r} is not a number")
-    return Printed(float(value), 0.5e-6)
+    return PrintedNumber(float(value), 0.5e-6)
 
 
 def _program_of(words: Iterable[Any]) -> str | None:

@@ -30,11 +30,12 @@ def node_observations(
     evidence: AcceptanceEvidence, probe: str
 ) -> Iterator[tuple[int, Observation | None]]:
     """The last observation of a probe on each node that joined; None: there is none. Nodes of
-    recorded evidence without one are left out."""
+    recorded evidence without one are left out. What a probe printed before it failed is no
+    value."""
     found: dict[int, Observation] = {}
     for seen in evidence.of(probe):
         for rank in seen.nodes:
-            found[rank] = seen
+            found[rank] = seen.model_copy(update={"values": None}) if seen.error else seen
     for node in evidence.nodes:
         if node.rank in found or not evidence.recorded:
             yield node.rank, found.get(node.rank)

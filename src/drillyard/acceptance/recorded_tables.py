@@ -23,9 +23,9 @@ from typing import Final
 
 from drillyard.acceptance.collective_table import (
     CollectiveTable,
-    Printed,
+    PrintedNumber,
+    PrintedTiming,
     TableRow,
-    Timing,
     checked,
 )
 from drillyard.acceptance.nccl_tests import parse_nccl_tests
@@ -121,7 +121,7 @@ def _page_table(
     return readings[0]
 
 
-_Cells = tuple[int, str, Printed, Printed]
+_Cells = tuple[int, str, PrintedNumber, PrintedNumber]
 
 
 def _cells(columns: dict[str, int], line: Sequence[str]) -> _Cells:
@@ -136,9 +136,9 @@ def _cells(columns: dict[str, int], line: Sequence[str]) -> _Cells:
     return int(size[1]), size[2], _printed(bus[1], 1.0), _printed(time[1], _TIMES[time[2]])
 
 
-def _printed(word: str, unit: float) -> Printed:
+def _printed(word: str, unit: float) -> PrintedNumber:
     decimals = len(word.partition(".")[2])
-    return Printed(float(word) * unit, 0.5 * 10.0**-decimals * unit)
+    return PrintedNumber(float(word) * unit, 0.5 * 10.0**-decimals * unit)
 
 
 def _readings(table: CollectiveTable, lines: Sequence[_Cells]) -> Iterator[CollectiveTable]:
@@ -151,8 +151,8 @@ def _readings(table: CollectiveTable, lines: Sequence[_Cells]) -> Iterator[Colle
         for is_bus in (True, False):
             rows = []
             for number, unit, given, time in lines:
-                bus = given if is_bus else Printed(given.value * factor, given.half * factor)
-                alg = Printed(bus.value / factor, bus.half / factor)
-                timing = Timing(time, alg, bus, 0)
+                bus = given if is_bus else PrintedNumber(given.value * factor, given.half * factor)
+                alg = PrintedNumber(bus.value / factor, bus.half / factor)
+                timing = PrintedTiming(time, alg, bus, 0)
                 rows.append(TableRow(number * size_of[unit], None, "", "", None, timing, None))
             yield checked(replace(table, rows=tuple(rows)))

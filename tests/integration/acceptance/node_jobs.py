@@ -41,9 +41,10 @@ class NodeJob:
         join_seconds: float = 30.0,
         python: str = sys.executable,
         node_side: Path = NODE_SIDE,
+        port: int | None = None,
     ) -> None:
         self.directory = directory
-        self.port = free_port(set())
+        self.port = port or free_port(set())
         schedule = {"level": "quick", "join_seconds": join_seconds, "steps": list(steps)}
         self.programs: dict[int, subprocess.Popen[str]] = {}
         for rank in range(nodes) if start is None else start:

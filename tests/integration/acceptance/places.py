@@ -57,10 +57,14 @@ class Accepted:
 
     @property
     def form(self) -> list[tuple[str, str, tuple[int, ...], str]]:
-        """The results without times, figures and names: the same on every place."""
+        """The results without times, figures and names: the same on every place.
+
+        That of `names` is left out: nodes of Slurm on one machine share its name.
+        """
         return sorted(
             (each["check"], each["metric"], tuple(each["ranks"]), each["status"])
             for each in self.results
+            if each["check"] != "names"
         )
 
 

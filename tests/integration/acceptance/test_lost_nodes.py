@@ -135,6 +135,8 @@ def test_every_node_that_is_lost_is_named_and_the_others_go_on(
     outcome = judged(evidence)
     assert outcome.verdict is Status.fail
     assert set(outcome.culprits) == {1, 2, 3, 4, 5}
+    # A launcher must end what hangs.
+    assert job.programs[0].returncode == 1
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(start: Start, tmp_path: Path) -> None:
@@ -252,6 +254,42 @@ def test_where_the_run_has_a_secret_only_those_who_know_it_join(
     evidence = job.wait()
     assert evidence.missing == ()
     assert [seen.values for seen in evidence.of("sleep")[:2]] == [{"slept": 0}] * 2
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_node_that_comes_too_late_waits_for_its_launcher(
+    start: Start, tmp_path: Path, launched: bool
+) -> None:
+    side = node_side_with(tmp_path, probe_sleep=SLEEP)
+    mark = f"late-{os.getpid()}-{launched}"
+    steps = [sleep(4, child=True, mark=mark)]
+    job = start(steps, 2, start=[0], node_side=side, join_seconds=1)
+    wait_for(lambda: len(running_with(mark)) == 1)
+    contract = {"DRILLYARD_LAUNCH_ROUND": "0"} if launched else {}
+    late = start(
+        *(steps, 2),
+        start=[1],
+        node_side=side,
+        join_seconds=1,
+        environments={1: contract},
+        port=job.port,
+    )
+    evidence = job.wait()
+    assert evidence.missing == (1,)
+    assert evidence.of("sleep")[0].error is None
+    program = late.programs[1]
+    if launched:
+        assert program.poll() is None
+        program.terminate()
+    assert program.wait(20) == (143 if launched else 1)
+
+
+def test_a_port_that_is_taken_on_node_0_is_said(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        job = start([sleep(0)], 1, port=taken.getsockname()[1])
+        output, _ = job.programs[0].communicate(timeout=30)
+    assert job.programs[0].returncode == 1
+    assert "cannot listen" in output
 
 
 def test_strangers_do_not_keep_nodes_out(start: Start, tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_empty_observations_are_no_pass(check: Any, values: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
+def test_what_a_probe_printed_before_it_failed_is_no_pass(check: Any) -> None:
+    """The exit code counts, also under a good table."""
+    failed = [each.model_copy(update={"error": "exit code 1"}) for each in healthy()]
+    statuses = {each.status for each in check.judge(evidence(*failed), expected())}
+    assert statuses == {Status.incomplete}
+
+
+@pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
 def test_no_observation_is_no_pass(check: Any) -> None:
     statuses = {each.status for each in check.judge(evidence(nodes=2), expected())}
     assert statuses == {Status.incomplete}

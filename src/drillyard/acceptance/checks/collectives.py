@@ -185,7 +185,7 @@ def _judged(
     if status is Status.passed and measured.doubts:
         status = Status.incomplete
         reason = f"{figure}, {measured.by}: {measured.doubts[0]}"
-    # On more nodes nothing is required, and what cannot be told is recorded.
+    # On more nodes nothing is required, and what is not clear is recorded.
     required = len(nodes) <= 2 or status is not Status.incomplete
     quoted = accepted_elsewhere(expected, measured.collective, len(nodes))
     return _result(

@@ -33,7 +33,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         if expected.machine is None:
             why = f"{name}: the cluster config names no machine"
             yield node_result(CHECK, rank, Status.skipped, why)
-        elif seen is None or seen.values is None or seen.error:
+        elif seen is None or seen.values is None:
             why = f"{name}: {why_not_observed(seen, PROBE)}"
             yield node_result(CHECK, rank, Status.incomplete, why)
         else:

@@ -76,7 +76,7 @@ def _versions(
     nics = dict(node_observations(evidence, "network_interfaces"))
     found = {}
     for rank, seen in nodes.items():
-        if seen is not None and seen.values is not None and not seen.error:
+        if seen is not None and seen.values is not None:
             nic = nics.get(rank)
             versions = versions_of(seen.values, gpus.get(rank), nic.values if nic else None, stack)
             if versions:

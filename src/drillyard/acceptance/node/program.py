@@ -95,22 +95,17 @@ def run_node(options: argparse.Namespace) -> int:
     why = "this node's program ended"
     try:
         if place.rank == 0:
-            job = NodeZero(place, schedule, listen(place.master_port), secret, evidence)
-        server = MeshServer(place.rank)
+            try:
+                listener = listen(place.master_port)
+            except OSError as error:
+                print(f"error: node 0 cannot listen: {error}", file=sys.stderr)
+                return 1
+            job = NodeZero(place, schedule, listener, secret, evidence)
         torch_python = TorchPython([*options.python, sys.executable, "python3"], schedule["steps"])
-        connection = join(place, float(schedule["join_seconds"]), secret, server)
-        worker = Worker(place, schedule["steps"], connection, evidence.parent, torch_python)
-        code = worker.work()
-        # Node 0 directs the others also where it has left itself out.
-        return code if job is None else job.wait()
+        return _take_part(place, schedule, secret, evidence.parent, torch_python, job)
     except EndedBySignal as error:
         why = str(error)
         return error.exit_code
-    except NotJoined as error:
-        return _left_out(job, f"node {place.rank} cannot take part: {error}")
-    except OSError as error:
-        where = f"{place.master_addr}:{place.master_port}"
-        return _left_out(job, f"node {place.rank} cannot reach node 0 at {where}: {error}")
     finally:
         if job is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -118,15 +113,36 @@ def run_node(options: argparse.Namespace) -> int:
             job.finish(why)
 
 
-def _left_out(job: NodeZero | None, why: str) -> int:
+def _take_part(
+    place: NodePlace,
+    schedule: dict[str, Any],
+    secret: bytes,
+    directory: Path,
+    torch_python: TorchPython,
+    job: NodeZero | None,
+) -> int:
+    """Join node 0 and work for it; returns the exit code. `job`: on node 0, which directs the
+    others also where it has left itself out."""
+    try:
+        server = MeshServer(place.rank)
+        connection = join(place, float(schedule["join_seconds"]), secret, server)
+        code = Worker(place, schedule["steps"], connection, directory, torch_python).work()
+        return code if job is None else job.wait()
+    except NotJoined as error:
+        why = f"cannot take part: {error}"
+    except OSError as error:
+        where = f"{place.master_addr}:{place.master_port}"
+        why = f"cannot reach node 0 at {where}: {error}"
+    print(f"error: node {place.rank} {why}", file=sys.stderr, flush=True)
+    return _left_out() if job is None else job.wait()
+
+
+def _left_out() -> int:
     """What a node does without which node 0 goes on; returns the exit code.
 
     Under a launcher it waits to be ended with the others: a command that ends, well or not, makes a
     launcher stop those of the other nodes soon. Node 0 ends with an error, and with it the job.
     """
-    print(f"error: {why}", file=sys.stderr, flush=True)
-    if job is not None:
-        return job.wait()
     while _LAUNCHED in os.environ:
         signal.pause()
     return 1

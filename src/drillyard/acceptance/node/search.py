@@ -32,8 +32,8 @@ NOISES = 4.0
 CLEARING_NOISES = 2.0
 """A result within so many below the healthy ones clears both nodes."""
 LEAST_NOISE = 0.005
-MOST_BY_CHANCE = 2e-4
-"""Healthy nodes of a cluster that may look bad by chance."""
+MOST_BY_CHANCE = 1e-4
+"""Healthy nodes, or pairs, of a cluster that may look bad by chance."""
 PRIOR_SLOW, PRIOR_RESULTS = 0.5, 25
 """What is assumed to have been seen before: half a result in 25 that was bad by chance."""
 
@@ -243,10 +243,12 @@ def conclude(
     ]
     slow = sum(view.slow(each) for each in others)
     chance = (slow + PRIOR_SLOW) / (len(others) + PRIOR_RESULTS)
-    proven = [
-        _decided(each, len(nodes) * _by_chance(view, each, chance) <= MOST_BY_CHANCE)
-        for each in found
-    ]
+    pairs = len({tuple(sorted(each.pair)) for each in results})
+    proven = []
+    for each in found:
+        could_be = pairs if each.kind == "link" else len(nodes)
+        by_chance = could_be * _by_chance(view, each, chance)
+        proven.append(_decided(each, by_chance <= MOST_BY_CHANCE))
     return [*proven, *_left_open(view, nodes, [each for each in failed if each not in explained])]
 
 
