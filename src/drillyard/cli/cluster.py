@@ -105,7 +105,7 @@ def plan(
         from drillyard.provision.google.api import google_apis
         from drillyard.provision.google.preflight import check_project, findings_text
 
-        findings = check_project(found, google_apis(found.project), planned.facts)
+        findings = check_project(found, google_apis(found.project))
         print(f"\n{findings_text(found.project, findings)}")
         levels = {each.level for each in findings}
         raise typer.Exit(1 if "error" in levels else 3 if "unknown" in levels else 0)

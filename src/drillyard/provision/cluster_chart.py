@@ -17,6 +17,7 @@ import yaml
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
+from drillyard.hardware.capacity import stack_name
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
@@ -33,6 +34,8 @@ from drillyard.provision.cluster_plan import ChartRelease, Pool
 
 OWN_CHART = "drillyard-cluster"
 OWN_VERSION = "0.1.0"
+FIRST_KUBERNETES = "1.30"
+"""What the charts need (`kubeVersion` of charts/drillyard-cluster)."""
 OWN_NAMESPACE = "drillyard-system"
 JOBSET, JOBSET_VERSION = "jobset", "0.10.1"
 """The first version that matches messages of failed Jobs, by which the chart `drillyard-run` tells
@@ -227,7 +230,7 @@ def _has_link_domain(machine: Machine) -> bool:
 
 def stack_of(cluster: ClusterConfig, machine: Machine, facts: Catalog) -> NetworkStack:
     """The network stack of the nodes of a machine."""
-    return facts.network_stack(cluster.network_stack or machine.network_stack)
+    return facts.network_stack(stack_name(cluster, machine, facts))
 
 
 def _node_values(

@@ -158,8 +158,8 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
-    missing = [line.pool for line in plan.prices if line.pool and line.usd_per_hour is None]
-    yield f"next: {command}{''.join(f' --price {pool}=USD' for pool in missing)}"
+    missing = [line.price_option for line in plan.prices if line.usd_per_hour is None]
+    yield f"next: {command}{''.join(f' {option}' for option in missing if option)}"
 
 
 def _wrapped(head: str, text: str, indent: str | None = None) -> list[str]:

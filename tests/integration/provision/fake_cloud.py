@@ -25,7 +25,8 @@ from tests.integration.provision.plugin_protocol import (
     unpack,
 )
 
-_SCHEMA = json.loads((Path(__file__).parent / "google_schema.json").read_text(encoding="utf-8"))
+_TESTS = Path(__file__).parents[2]
+_SCHEMA = json.loads((_TESTS / "unit/provision/google_schema.json").read_text(encoding="utf-8"))
 _IDENTITY = (
     "cluster",
     "router",
