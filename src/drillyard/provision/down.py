@@ -118,6 +118,8 @@ def _remove_buckets(
             request.confirm(f"Delete all data in gs://{each.name}?")
             count = bucket.delete_objects(each.name)
             request.report(f"deleted {plural(count, 'object')} of gs://{each.name}")
+        if folders := bucket.delete_folders(each):
+            request.report(f"deleted {plural(folders, 'folder')} of gs://{each.name}")
         if each.name not in by_terraform:
             bucket.delete_bucket(each.name)
             request.report(f"deleted gs://{each.name}")

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drillyard.errors import UnreachableError, UserError
+from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.provider_errors import Diagnostic, provider_error
 from drillyard.provision.terraform_output import (
     EventLines,
@@ -43,8 +44,6 @@ MARK = "DRILLYARD_TERRAFORM"
 """In the environment of everything that one command of Terraform starts: a token of its own."""
 _NOT_INHERITED = re.compile(r"TF_CLI_ARGS.*|TF_(DATA_DIR|WORKSPACE|INPUT|LOG.*|VAR_.*)")
 """Variables that would move the state, change a command, or write secrets to a log."""
-_EMULATED = "STORAGE_EMULATOR_HOST"
-"""Google's own variable, by which its clients find a bucket for tests: it has no accounts."""
 _TEXT_ERROR = re.compile(
     r"Error: (?P<summary>[^\n]+)\n+(?P<detail>.*?)(?=\n\s*Error: |\Z)", re.DOTALL
 )
@@ -320,9 +319,12 @@ def _ended(code: int, events: EventLines, stderr: IO[bytes]) -> _Ended:
 
 def _environment(token: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not _NOT_INHERITED.fullmatch(key)}
-    emulated = {"GOOGLE_OAUTH_ACCESS_TOKEN": "emulator"} if _EMULATED in os.environ else {}
+    reached = require_terraform_endpoints()
+    servers = reached.terraform_environment()
+    if not reached.is_emulated:
+        servers = {key: kept.get(key) or value for key, value in servers.items()}
     own = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", MARK: token}
-    return {**kept, **emulated, **own}
+    return {**kept, **servers, **own}
 
 
 def working_directory(project: str, cluster: str) -> Path:

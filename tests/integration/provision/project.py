@@ -61,6 +61,8 @@ class Project:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "STORAGE_EMULATOR_HOST": self.store.endpoint,
+            # Cloud Storage alone is asked: the stages of the tests answer for the others.
+            "DRILLYARD_GOOGLE_ENDPOINT": "http://127.0.0.1:9",
         }
         self.commands: list[subprocess.Popen[str]] = []
 
@@ -168,9 +170,11 @@ class Project:
         if kind == "google_storage_bucket" and verb == "create":
             labels = value.get("labels") or {}
             place = {"name": value["name"], "labels": labels, "location": "US-CENTRAL1"}
+            namespace = (value.get("hierarchical_namespace") or [{}])[0]
+            place["hierarchicalNamespace"] = {"enabled": bool(namespace.get("enabled"))}
             buckets[value["name"]] = StoredBucket(place)
         elif kind == "google_storage_bucket":
-            if buckets[value["name"]].versions:
+            if not buckets[value["name"]].is_empty:
                 return "googleapi: Error 409: The bucket you tried to delete is not empty."
             del buckets[value["name"]]
         return None
