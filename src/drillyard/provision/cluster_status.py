@@ -85,7 +85,8 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
     directory of its own: an `up` may work at the same time. Raises UserError where it cannot be
     asked."""
     program = resolve_name("drillyard.provision.cluster_session:terraform_program")(plan)
-    directory = resolve_name(f"{_ENGINE}:working_directory")(plan.project, f"{plan.name}.status")
+    directory = resolve_name(f"{_ENGINE}:status_directory")(plan.project, plan.name)
+    is_new = not directory.exists()
     terraform = resolve_name(f"{_ENGINE}:Terraform")(
         program,
         directory,
@@ -93,7 +94,12 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
         command="drillyard cluster status",
         report=lambda line: None,
     )
-    terraform.init(plan.terraform, plan.state_bucket, plan.name)
+    try:
+        terraform.init(plan.terraform, plan.state_bucket, plan.name)
+    except UserError:
+        if is_new:  # Of a cluster without a state nothing is kept.
+            resolve_name(f"{_ENGINE}:remove_working_directory")(directory)
+        raise
     changes = terraform.plan()
     others = [f"{address}: changed by others ({what})" for address, what in changes.drift.items()]
     return (*others, *(f"{each.address}: {each.action}" for each in changes.wanted))

@@ -163,6 +163,7 @@ class Project:
     def require_nothing(self) -> None:
         assert self.cloud.objects == {}
         assert self.store.buckets == {}
+        assert not (self.directory / "cache" / "clusters").exists()
 
     def _storage(self, verb: str, kind: str, value: dict[str, Any]) -> str | None:
         """A data bucket of the provider is one of the bucket server too."""
