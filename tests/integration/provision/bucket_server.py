@@ -66,6 +66,8 @@ class BucketServer:
     buckets: dict[str, StoredBucket] = field(default_factory=dict)
     on_request: Callable[[str, str], None] = lambda method, path: None
     refused: str = ""
+    number: str = "123456789012"
+    """Of the project whose buckets these are."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -163,13 +165,14 @@ class _Handler(BaseHTTPRequestHandler):
             named = [each for each in buckets if each.startswith(query.get("prefix", ""))]
             found = [buckets[each].settings for each in named]
             of = query["project"]
-            return self._answer({"items": [each for each in found if each.get("of", of) == of]})
+            own = [self._shown(each) for each in found if each.get("of", of) == of]
+            return self._answer({"items": own})
         if self.command == "POST":
             settings = json.loads(body)
             if settings["name"] in buckets:
                 return self._fail(409, "You already own this bucket")
             buckets[settings["name"]] = StoredBucket(settings)
-            return self._answer(settings)
+            return self._answer(self._shown(settings))
         if name not in buckets:
             return self._fail(404, "The specified bucket does not exist.")
         if self.command == "DELETE":
@@ -179,7 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(204, b"")
         if self.command == "PATCH":
             buckets[name].settings.update(json.loads(body))
-        return self._answer(buckets[name].settings)
+        return self._answer(self._shown(buckets[name].settings))
+
+    def _shown(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"projectNumber": self.store.number, **settings}
 
     def _objects(self, bucket: str, query: dict[str, str], body: bytes) -> None:
         place = self.store.buckets.get(bucket)

@@ -41,6 +41,8 @@ _CLUSTER = {
 class Project:
     """`settings`: of cluster.yaml, over a small cluster's."""
 
+    state_bucket = STATE
+
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,11 +90,8 @@ class Project:
 
     def start(self, verb: str, *options: str) -> subprocess.Popen[str]:
         """Start a command; its output is a pipe, its errors are one too."""
-        stages = self.directory / "stages.json"
-        stages.write_text(json.dumps(self._stages), encoding="utf-8")
-        command = [sys.executable, "-m", "tests.integration.provision.run_command"]
         started = subprocess.Popen(
-            [*command, verb, str(self.config), str(stages), *options],
+            [*self._command(verb), *options],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -102,6 +101,13 @@ class Project:
         )
         self.commands.append(started)
         return started
+
+    def _command(self, verb: str) -> list[str]:
+        """The command without its options."""
+        stages = self.directory / "stages.json"
+        stages.write_text(json.dumps(self._stages), encoding="utf-8")
+        module = "tests.integration.provision.run_command"
+        return [sys.executable, "-m", module, verb, str(self.config), str(stages)]
 
     def run(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
         """A command to its end."""
@@ -129,9 +135,9 @@ class Project:
     @property
     def state(self) -> list[str]:
         """The addresses of the state."""
-        if STATE not in self.store.buckets:
+        if self.state_bucket not in self.store.buckets:
             return []
-        content = json.loads(self.store.text(STATE, "c/default.tfstate"))
+        content = json.loads(self.store.text(self.state_bucket, "c/default.tfstate"))
         return sorted(
             f"{each['type']}.{each['name']}"
             for each in content["resources"]
@@ -158,7 +164,7 @@ class Project:
         assert self.state == sorted(
             each.address for each in self.plan.resources if each.made_by == "terraform"
         )
-        assert self.store.names(STATE) == ["c/default.tfstate"]
+        assert self.store.names(self.state_bucket) == ["c/default.tfstate"]
 
     def require_nothing(self) -> None:
         assert self.cloud.objects == {}
