@@ -17,7 +17,6 @@ from drillyard.provision.adoption import (
     resolve,
 )
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.terraform_engine import remove_working_directory
 from drillyard.provision.terraform_output import StateResource
 
 
@@ -232,22 +231,3 @@ def test_a_pool_is_taken_from_the_recorded_cluster_alone(domain: ClusterPlan) ->
     assert cluster not in cloud.state and pool not in cloud.state
     existing[identifier]["resource_labels"] = {"drillyard-cluster": "team"}
     assert {cluster, pool} <= adopted(domain, cloud)
-
-
-def test_a_working_directory_goes_but_for_files_of_others(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("DRILLYARD_CACHE", str(tmp_path))
-    directory = tmp_path / "clusters" / "p" / "c"
-    (directory / ".terraform" / "providers").mkdir(parents=True)
-    for name in (
-        "main.tf.json",
-        "up.tfplan",
-        ".terraform.lock.hcl",
-        ".terraform/terraform.tfstate",
-    ):
-        (directory / name).write_text("{}")
-    (directory / "notes.txt").write_text("mine")
-    remove_working_directory(directory)
-    assert [each.name for each in directory.iterdir()] == ["notes.txt"]
-    (directory / "notes.txt").unlink()
-    remove_working_directory(directory)
-    assert not (tmp_path / "clusters").exists()

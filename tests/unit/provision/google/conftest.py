@@ -12,7 +12,6 @@ from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google import api
 from drillyard.provision.google.api import GoogleApis, google_apis
-from drillyard.provision.google.endpoints import EMULATOR_VARIABLE, ENDPOINT_VARIABLE
 from drillyard.provision.provisioner import plan_cluster
 
 CLUSTER = f"""\
@@ -37,8 +36,8 @@ def local_server() -> Iterator[LocalServer]:
 def cloud(local_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
     monkeypatch.setattr(api, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(api, "RETRY_SECONDS", 2.0)
-    monkeypatch.setenv(ENDPOINT_VARIABLE, local_server.address)
-    monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
+    monkeypatch.setenv("DRILLYARD_GOOGLE_ENDPOINT", local_server.address)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     made = GoogleCloud()
     local_server.serve(made)
     return made

@@ -20,7 +20,6 @@ from tests.unit.provision.google.google_cloud import (
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google import api
 from drillyard.provision.google.api import ApiError, CredentialsError, GoogleApis, google_apis
-from drillyard.provision.google.endpoints import ENDPOINT_VARIABLE
 from drillyard.provision.google.leaks import find_leaks
 from drillyard.provision.google.listings import LISTINGS
 
@@ -139,7 +138,7 @@ def test_no_message_has_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_credentials_are_one_error_with_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.delenv(ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.delenv("DRILLYARD_GOOGLE_ENDPOINT", raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)

@@ -8,9 +8,7 @@ import pytest
 from google.cloud import storage
 from tests.unit.provision.clusters import config, plan
 
-from drillyard.cli.main import main
 from drillyard.errors import UserError
-from drillyard.provision.google.api import google_apis
 from drillyard.provision.google.endpoints import (
     EMULATOR_VARIABLE,
     ENDPOINT_VARIABLE,
@@ -84,27 +82,3 @@ def test_the_emulator_of_an_emulated_project_has_its_storage(
     assert found.address("compute") == f"{LOCAL}/compute/"
     assert found.is_emulated
     assert _environment("token")["GOOGLE_OAUTH_ACCESS_TOKEN"] == "emulator"
-
-
-@pytest.mark.parametrize("endpoint", [None, PRIVATE])
-@pytest.mark.parametrize("command", ["up --yes", "down --yes", "leaks", "plan --check"])
-def test_a_state_in_an_emulator_of_things_at_google_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    endpoint: str | None,
-    command: str,
-) -> None:
-    made = plan(tmp_path, config(consumption="spot"))
-    monkeypatch.setenv(EMULATOR_VARIABLE, LOCAL)
-    if endpoint is not None:
-        monkeypatch.setenv(ENDPOINT_VARIABLE, endpoint)
-    with pytest.raises(UserError):
-        google_apis(made.project)
-    name, *options = command.split()
-    with pytest.raises(SystemExit) as ended:
-        main(["cluster", name, str(tmp_path / "cluster.yaml"), *options])
-    printed = capsys.readouterr().err
-    assert ended.value.code == 2 and f"unset {EMULATOR_VARIABLE}" in printed, printed
-    monkeypatch.delenv(EMULATOR_VARIABLE)  # what the error says to type
-    endpoints()

@@ -17,7 +17,6 @@ from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis, google_apis
 from drillyard.provision.google.capacity_checks import check_reservations
-from drillyard.provision.google.endpoints import ENDPOINT_VARIABLE
 from drillyard.provision.google.findings import ProjectFinding
 from drillyard.provision.google.permissions import _NEEDED, READ_RIGHTS, rights_of
 from drillyard.provision.google.preflight import check_project
@@ -92,7 +91,7 @@ def test_a_project_that_is_ready_has_no_findings(
 def test_no_credentials_are_unknown_and_one_finding(
     plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.delenv("DRILLYARD_GOOGLE_ENDPOINT", raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
