@@ -65,6 +65,8 @@ class BucketServer:
 
     buckets: dict[str, StoredBucket] = field(default_factory=dict)
     on_request: Callable[[str, str], None] = lambda method, path: None
+    on_deleted: Callable[[str], None] = lambda bucket: None
+    """Called when a client has deleted a bucket."""
     refused: str = ""
     number: str = "123456789012"
     """Of the project whose buckets these are."""
@@ -179,6 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not buckets[name].is_empty:
                 return self._fail(409, "The bucket you tried to delete is not empty.")
             del buckets[name]
+            self.store.on_deleted(name)
             return self._send(204, b"")
         if self.command == "PATCH":
             buckets[name].settings.update(json.loads(body))

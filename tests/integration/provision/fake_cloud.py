@@ -223,7 +223,9 @@ class FakeCloud:
 
 
 def _keys(value: dict[str, Any]) -> list[str]:
-    """Those that the config gives, and not the cloud (`_made`)."""
+    """Those that the config gives, and not the cloud (`_made`, `FakeCloud.computed`)."""
+    if isinstance(value.get("account_id"), str):
+        return ["account_id"]
     texts = [name for name in _IDENTITY if isinstance(value.get(name), str)]
     return [name for name in texts if not value[name].startswith(f"{name}.of.")]
 

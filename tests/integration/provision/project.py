@@ -47,7 +47,7 @@ class Project:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.cloud = FakeCloud(on_change=self._storage)
-        self.store = BucketServer()
+        self.store = BucketServer(on_deleted=self._bucket_deleted)
         self._provider = Provider(self.cloud)
         self.config = directory / "c.yaml"
         self.log = directory / "stages.log"
@@ -148,7 +148,7 @@ class Project:
         """The cluster is there, once, with nothing else, and the state has all of it."""
         assert self.cloud.kinds() == self.wanted
         names = {
-            (identity[0], value["name"].rpartition("/")[2])
+            (identity[0], value["name"].rpartition("/")[2].partition("@")[0])
             for identity, value in self.cloud.objects.items()
             if isinstance(value.get("name"), str) and "_iam_" not in identity[0]
         }
@@ -158,7 +158,7 @@ class Project:
                 each.kind,
                 each.name.partition("@")[0] if "service_account" in each.kind else each.name,
             )
-            for each in self.plan.resources
+            for each in self.plan.made_by_terraform
             if each.kind in kinds
         }
         assert self.state == sorted(
@@ -169,7 +169,12 @@ class Project:
     def require_nothing(self) -> None:
         assert self.cloud.objects == {}
         assert self.store.buckets == {}
-        assert not (self.directory / "cache" / "clusters").exists()
+        left = [*(self.directory / "cache").rglob("*")]
+        assert left == [], left
+
+    def _bucket_deleted(self, name: str) -> None:
+        """A bucket of the bucket server is one of the provider too."""
+        self.cloud.objects.pop(("google_storage_bucket", name), None)
 
     def _storage(self, verb: str, kind: str, value: dict[str, Any]) -> str | None:
         """A data bucket of the provider is one of the bucket server too."""

@@ -88,7 +88,7 @@ def test_a_failure_in_the_middle_is_made_good_or_removed(joined: JoinedProject) 
 
     joined.up()
     joined.require_whole()
-    joined.cloud.faults["delete google_service_account"] = Fault("Error 500: try again")
+    joined.cloud.faults["delete google_service_account"] = Fault("Error 400: Invalid value")
     failed = joined.run("down", "--yes")
     assert failed.returncode == 2, failed.stderr
     joined.down()
