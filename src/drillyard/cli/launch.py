@@ -199,8 +199,8 @@ def _submit(
         ]
         print_json(submitted[0] if len(submitted) == 1 else submitted, indent=None)
     if wait:
-        from drillyard.cli.runs import wait_for
         from drillyard.launch.launcher import launcher_for
+        from drillyard.launch.run_wait import wait_for
 
         launcher = launcher_for(cluster)
         raise typer.Exit(max(wait_for(launcher, handle.run) for handle in handles))

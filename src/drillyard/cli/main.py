@@ -66,6 +66,9 @@ COMMANDS = {
     "cluster": Command(
         "drillyard.cli.cluster", "Create a cluster of a cloud, look at it, and remove it."
     ),
+    "accept": Command(
+        "drillyard.cli.accept", "Check the nodes of a cluster, and find the bad one."
+    ),
     "launch": Command(
         "drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."
     ),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,13 +22,10 @@ from drillyard.launch.run_status import RunStatus, State
 
 if TYPE_CHECKING:
     from drillyard.launch.cluster_registry import FoundRun
-    from drillyard.launch.launcher import Launcher
     from drillyard.launch.request import Cancellation
 
 JSON_VERSION = 1
 """Raise it when a field of `--json` changes its meaning."""
-PAUSES = (1.0, 15.0)
-"""Seconds between two status requests of `wait`: the first pause, and the longest."""
 
 
 def register(app: typer.Typer) -> None:
@@ -127,6 +123,7 @@ def wait_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = Fa
     Exit code: the run's own. 0 succeeded, 1 failed, 2 refused its config, 130 cancelled.
     """
     from drillyard.launch.cluster_registry import find_launched_run
+    from drillyard.launch.run_wait import wait_for
     from drillyard.launch.status_text import status_json
 
     found = find_launched_run(run, cluster)
@@ -271,38 +268,6 @@ def _refuse_existing(directory: Path, paths: Sequence[str]) -> None:
             f"{directory / there[0]}{more}: exists already, so nothing was copied; give --overwrite"
             " to replace files of the same names, or name another directory"
         )
-
-
-def wait_for(launcher: Launcher[Any], run: str) -> int:
-    """Wait until a run is over, printing each state to standard error; returns its exit code.
-
-    Asks again when the cluster does not answer. Raises UserError where the run is not known.
-    """
-    from drillyard.launch.remote_files import print_notice
-    from drillyard.launch.status_text import headline
-
-    status = launcher.status(run)
-    pause, longest = PAUSES
-    printed = None
-    while True:
-        if status.state is not printed:
-            print_notice(f"{status.handle}: {headline(status, time.time())}")
-            printed = status.state
-        if status.state.over:
-            return exit_code(status)
-        time.sleep(pause)
-        pause = min(1.5 * pause, longest)
-        try:
-            status = launcher.status(run)
-        except UserError as error:
-            print_notice(f"{str(error).splitlines()[0]}; asking again")
-
-
-def exit_code(status: RunStatus) -> int:
-    """0 succeeded, 1 failed, 2 refused its config, 130 cancelled."""
-    if status.state is State.failed:
-        return 2 if status.failure is not None and status.failure.exit_code == 2 else 1
-    return 0 if status.state is State.succeeded else 130
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tests.unit.cli.fake_launcher import World
 from drillyard.cli import main as cli
 from drillyard.cli import runs as command
 from drillyard.cli.options import complete_run
+from drillyard.launch import run_wait
 from drillyard.launch.completion_cache import remember_runs
 from drillyard.launch.request import Cancellation
 from drillyard.launch.run_status import Handle, RunFailure, State
@@ -25,7 +26,7 @@ from drillyard.launch.run_status import Handle, RunFailure, State
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(command, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(run_wait, "PAUSES", (0.01, 0.01))
     monkeypatch.setenv("COLUMNS", "80")
     return World(tmp_path, monkeypatch)
 

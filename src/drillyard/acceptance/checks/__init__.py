@@ -1,0 +1,1 @@
+"""The checks, one subject per file: what is measured, how, and what its evidence means."""
