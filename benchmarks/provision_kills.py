@@ -81,10 +81,11 @@ def _cases(directory: Path, every: int) -> list[Case]:
     try:
         assert steps.run("up") == 0, steps.errors
         project.require_whole()
-        num_up, created = steps.count, [*project.cloud.log]
+        num_up, created = steps.count, list(dict.fromkeys(project.cloud.log))
+        before = len(project.cloud.log)
         assert steps.run("down") == 0, steps.errors
         project.require_nothing()
-        num_down, deleted = steps.count, project.cloud.log[len(created) :]
+        num_down, deleted = steps.count, list(dict.fromkeys(project.cloud.log[before:]))
     finally:
         project.close()
     print(
@@ -117,7 +118,7 @@ def _problem(directory: Path, case: Case) -> str:
             ended = steps.run(case.verb, kill_at=case.where)
             assert ended == -signal.SIGKILL or steps.count < case.where, steps.errors
         elif case.how == _FAILED:
-            project.cloud.faults[str(case.where)] = Fault("Error 500: Internal error")
+            project.cloud.faults[str(case.where)] = Fault("googleapi: Error 400: Invalid value")
             assert steps.run(case.verb) == 2, steps.errors
         else:
             return _met(project, steps, case.where)
