@@ -90,6 +90,12 @@ def write_plan_files(
     with other content.
     """
     wanted = {directory / path: each for path, each in contents.items()}
+    for each in (directory, *directory.parents):
+        if each.exists() and not each.is_dir():
+            raise UserError(
+                f"{each}: is a file, and a plan is a directory of files; name a new one, such as"
+                f" {each}-plan"
+            )
     try:
         mark = directory / script
         is_plan = mark.is_file() and made_by in mark.read_text(encoding="utf-8", errors="replace")

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         """Show the facts behind estimates and plans; `?` and `unverified` mark unconfirmed ones.
 
         A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths,
-        prices, cpu_machines and part_prices, such as
+        prices, cpu_machines, part_prices and regions, such as
 
         machines: [{name: my-node, accelerator: h100, num_accelerators: 8, network_stack:
         infiniband}]

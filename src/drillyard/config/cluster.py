@@ -15,18 +15,27 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, PositiveInt, create_model
 from pydantic.fields import FieldInfo
 
-from drillyard.config.creation import Consumption, CreationConfig
+from drillyard.allowed_values import Allowed
+from drillyard.config.creation import Consumption, CreationConfig, ShortName
 from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, platforms
 from drillyard.config.problems import Path, Problem
-from drillyard.config.strict_model import LocalFile, StrictModel
+from drillyard.config.strict_model import LocalFile, StrictModel, VariableName
 
+Mount = Annotated[
+    str,
+    Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$"),
+    Allowed("a directory, and where it differs its path in the container: /data or /scratch:/tmp"),
+]
+ProjectId = Annotated[
+    str, Field(pattern=r"[^0-9]"), Allowed("the id of a project such as my-project, not its number")
+]
 Section = TypeVar("Section", bound=PlatformSection)
 
 
 class Location(StrictModel):
     """Location of a cloud's machines, and the project that pays for them."""
 
-    project: str | None = Field(
+    project: ProjectId | None = Field(
         default=None, description="Id of the project that pays for the machines."
     )
     region: str | None = Field(default=None, description="Region, such as us-central1.")
@@ -47,7 +56,7 @@ class StorageConfig(StrictModel):
 class ClusterConfig(StrictModel):
     """A cluster: where to train. `run.yaml` says what."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
+    name: ShortName = Field(
         description=(
             "Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a"
             " letter."
@@ -82,7 +91,7 @@ class ClusterConfig(StrictModel):
         default=StorageConfig(), description="Storage that every node shares."
     )
     image: str | None = Field(default=None, description="Container image of the run.")
-    mounts: list[Annotated[str, Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$")]] = Field(
+    mounts: list[Mount] = Field(
         default=[],
         description=(
             "Further directories of the nodes for the container: [/data, /scratch:/tmp/scratch]."
@@ -98,7 +107,7 @@ class ClusterConfig(StrictModel):
     processes_per_node: PositiveInt | None = Field(
         default=None, description="Ranks per node; default: the accelerators of `machine`."
     )
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+    environment: dict[VariableName, str] = Field(
         default={},
         description="Environment variables of every rank; they win over the network stack's.",
     )
@@ -245,7 +254,7 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
         yield Problem(
             ("consumption",), f"found '{bought}'; platform {config.platform} allows {offered}"
         )
-    if bought in ("reservation", "calendar") and config.reservation is None:
+    if bought in ("reservation", "calendar") and not config.reservation:
         yield Problem(
             ("reservation",), f"missing: consumption {bought} needs the name of the reservation"
         )
@@ -254,6 +263,7 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
             ("reservation",),
             "only consumption reservation or calendar uses it; consumption is"
             f" {bought or 'not given'}",
+            depends_on=(("consumption",),),
         )
     if (
         facts.machines == "own or bought"

@@ -13,21 +13,59 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
 Consumption = Literal[
     "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
 ]
-PoolName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
-"""At most 40 characters: Google refuses longer names of node pools only when it makes them."""
-LabelKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-LabelValue = Annotated[str, Field(pattern=r"^[a-z0-9_-]{0,63}$")]
-BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$")]
-
-
-Range = Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$")]
-"""An IPv4 range such as 10.0.0.0/16; `CreationConfig.problems` finds host bits."""
+ShortName = Annotated[
+    str,
+    Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"),
+    Allowed(
+        "at most 40 lower-case letters, digits and '-', beginning with a letter and not ending"
+        " with '-'",
+        is_name=True,
+    ),
+]
+"""The name of a cluster or a node pool: Google refuses a longer one only when it makes it."""
+PinnedImage = Annotated[
+    str,
+    Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$"),
+    Allowed("an image with its tag and digest: IMAGE:TAG@sha256:DIGEST"),
+]
+LabelKey = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$"),
+    Allowed(
+        "at most 63 lower-case letters, digits, '-' and '_', beginning with a letter", is_name=True
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9_-]{0,63}$"),
+    Allowed("at most 63 lower-case letters, digits, '-' and '_'", is_name=True),
+]
+BucketName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$"),
+    Allowed("3 to 63 lower-case letters, digits, '-', '_' and '.', without gs://", is_name=True),
+]
+Range = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$"),
+    Allowed("an IPv4 range such as 10.0.0.0/16"),
+]
+"""`CreationConfig.problems` finds host bits and numbers that are too large."""
+Version = Annotated[
+    str,
+    Field(pattern=r"^1\.[0-9]{1,2}(\.[0-9]+(-gke\.[0-9]+)?)?$"),
+    Allowed(
+        'a version of GKE or its beginning, in quotes: "1.34.1-gke.1829001" or "1.34"; without it'
+        " the channel decides"
+    ),
+]
 
 
 def default_pool_name(cluster_name: str, consumption: str) -> str:
@@ -63,7 +101,7 @@ class CpuPool(StrictModel):
 class FurtherPool(StrictModel):
     """A pool of GPU nodes beside the first, which the file's own keys describe."""
 
-    name: PoolName | None = Field(
+    name: ShortName | None = Field(
         default=None, description="Name of the pool and its queue; default: NAME-CONSUMPTION."
     )
     machine: str | None = Field(default=None, description="Machine type; default: the first's.")
@@ -79,14 +117,12 @@ class CreationConfig(StrictModel):
     """What only `drillyard cluster` needs to create the cluster."""
 
     pools: list[FurtherPool] = Field(default=[], description="Further pools of GPU nodes.")
-    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+(-gke\.[0-9]+)?)?$")] | None = (
-        Field(
-            default=None,
-            description=(
-                "Version of Kubernetes, or its beginning: 1.34. Default: the channel's, which must"
-                " be at least what the network stack needs."
-            ),
-        )
+    version: Version | None = Field(
+        default=None,
+        description=(
+            "Version of Kubernetes, or its beginning, in quotes: '1.34'. Default: the channel's,"
+            " which must be at least what the network stack needs."
+        ),
     )
     release_channel: Literal["rapid", "regular", "stable"] = Field(
         default="regular", description="Channel of GKE's versions."
@@ -101,7 +137,10 @@ class CreationConfig(StrictModel):
     )
     compact_placement: bool | None = Field(
         default=None,
-        description="Nodes close together; default: where machine and consumption allow it.",
+        description=(
+            "Whether to ask for nodes near each other; default: where machine and consumption"
+            " allow it. On A4X it cannot be chosen."
+        ),
     )
     private_nodes: bool = Field(
         default=True, description="Nodes without public addresses, behind Cloud NAT."
@@ -137,6 +176,13 @@ class CreationConfig(StrictModel):
     registry: bool = Field(
         default=True, description="Make a repository for images in Artifact Registry."
     )
+    images: list[PinnedImage] = Field(
+        default=[],
+        description=(
+            "Digests for the images of the DaemonSets that prepare nodes: IMAGE:TAG@sha256:DIGEST."
+            " Default: what the registry says at the first `up`."
+        ),
+    )
     state_bucket: BucketName | None = Field(
         default=None,
         description="Bucket of Terraform's state; default: PROJECT-NAME-tfstate, made first.",
@@ -161,7 +207,16 @@ class CreationConfig(StrictModel):
             for number, value in enumerate(self.authorized_networks)
         ]
         for path, value in given:
-            try:
-                ipaddress.IPv4Network(value)
-            except ValueError as error:
-                yield Problem(path, f"found '{value}'; not an IPv4 range: {error}")
+            if (wrong := _range_problem(value)) is not None:
+                yield Problem(path, f"found '{value}'; {wrong}")
+
+
+def _range_problem(text: str) -> str | None:
+    try:
+        network = ipaddress.IPv4Network(text, strict=False)
+    except ValueError as error:
+        return f"not an IPv4 range: {error}"
+    if text == str(network):
+        return None
+    address = text.partition("/")[0]
+    return f"{address} is not the first address of such a range: write {network}"

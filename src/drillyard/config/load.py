@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ from drillyard.config.cluster import (
 )
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.local_files import is_set_by_option, with_files_beside, with_found_files
+from drillyard.config.partial_config import partial_config
 from drillyard.config.platforms import platforms
 from drillyard.config.problems import Path as KeyPath
 from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
@@ -55,6 +56,8 @@ from drillyard.version import __version__
 Config = TypeVar("Config", bound=StrictModel)
 AFTER_FILES = 1_000_000_000
 """`order` of the first override: after every line of a file."""
+_STAND_INS = {"name": "my-cluster"}
+"""For a name that is not one, where the rest of a cluster config is checked."""
 PLACEHOLDER_LEARNING_RATE = 1e-4
 """Used by commands that train nothing, where the config has no learning rate."""
 
@@ -96,16 +99,27 @@ def load_launch_config(
 
 
 def load_cluster_config(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    resolve_environment: bool = True,
+    rules: Callable[[ClusterConfig], Iterable[Problem]] | None = None,
 ) -> ClusterConfig:
     """The cluster config at `path`, changed by `overrides`. Files of this
     machine are absolute, so a copy can be saved anywhere.
 
-    UserError as `load_run_config`.
+    UserError as `load_run_config`, with what the platform and the caller's `rules` do not allow.
     """
-    config = with_files_beside(_load(cluster_model(), path, overrides, resolve_environment), path)
-    config = completed(config)
-    raise_all(cluster_problems(config), config._origin.places)
+
+    def problems(found: ClusterConfig) -> Iterator[Problem]:
+        full = completed(with_files_beside(found, path))
+        # The caller's first: they may refuse the platform.
+        yield from rules(full) if rules is not None else ()
+        yield from cluster_problems(full)
+
+    loaded = _load(cluster_model(), path, overrides, resolve_environment, rules=problems)
+    config = completed(with_files_beside(loaded, path))
+    raise_all(problems(loaded), config._origin.places)
     storage = config.storage.directory
     if storage is None or OPENING in storage or not platforms()[config.platform].is_this_machine:
         # Of other machines, where no directory of this one is.
@@ -191,6 +205,7 @@ def _load(
     overrides: Sequence[str],
     resolve_environment: bool,
     needs_learning_rate: bool = True,
+    rules: Callable[[Config], Iterable[Problem]] | None = None,
 ) -> Config:
     document = _with_mapping(read_document(path), model)
     for old, new in RENAMED_KEYS.items():
@@ -212,6 +227,12 @@ def _load(
         )
     except ValidationError as error:
         found = list(find_problems(model, document.value))
+        if found and rules is not None:
+            context = {"resolve_environment": False}
+            rest = partial_config(model, document.value, _STAND_INS, context)
+            if rest is not None:
+                rest.config._origin = ConfigOrigin(document.places)
+                found += rest.own(rules(rest.config))
         raise_all(
             [*problems, *(found or (() if problems else pydantic_problems(error)))], document.places
         )

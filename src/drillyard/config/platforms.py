@@ -18,16 +18,27 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.problems import Problem
 from drillyard.config.strict_model import StrictModel
 from drillyard.errors import ConfigError
 from drillyard.plugins import load_plugins
 
 # ssh reads a name that begins with "-" as an option, and some options run programs.
-Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
-HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+Login = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$"),
+    Allowed("a login, which begins with a letter or digit"),
+]
+HostAddress = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$"),
+    Allowed("a host's name or address"),
+]
 SshHost = Annotated[
-    str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")
+    str,
+    Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$"),
+    Allowed("[USER@]HOST, a host's name or address"),
 ]
 
 THIS_MACHINE = "local"
@@ -113,6 +124,11 @@ class PlatformFacts:
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""
+    provision_rules: str = ""
+    """The `module:name` of a function `(ClusterConfig, Catalog) -> problems`: what of a config,
+    also of one that lacks settings, cannot be created."""
+    instead_of_provisioning: str = "runs start there with `drillyard launch`"
+    """What to do where `drillyard cluster` cannot create a cluster of the platform."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
@@ -129,12 +145,16 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
         optional=("location", "storage", "reservation", "image"),
         consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
         cloud="gcp",
+        instead_of_provisioning="make the machines yourself, and run on them with platform: ssh",
     ),
     "nebius": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption"),
         optional=("location", "storage", "reservation", "image"),
         consumption=("on-demand", "reservation", "spot"),
         cloud="nebius",
+        instead_of_provisioning=(
+            "make the machines yourself, and run on them with platform: ssh, slurm or kubernetes"
+        ),
     ),
 }
 """Facts by platform, or the `module:name` that has those of a launcher."""

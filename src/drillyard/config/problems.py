@@ -29,11 +29,13 @@ SourceLocations = Mapping[Path, SourceLocation]
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem of the value at `path`; `place` is given where the value was written elsewhere."""
+    """Problem of the value at `path`; `place` is given where the value was written elsewhere, and
+    `depends_on` are other settings without whose values it would not be one."""
 
     path: Path
     message: str
     place: SourceLocation | None = None
+    depends_on: tuple[Path, ...] = ()
 
 
 REMOTE_SCHEMES = ("gs", "s3", "hf", "https", "http")

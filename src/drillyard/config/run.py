@@ -10,14 +10,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from drillyard.config.strict_model import FileMark, StrictModel
+from drillyard.allowed_values import Allowed
+from drillyard.config.strict_model import FileMark, StrictModel, VariableName
 from drillyard.deprecation import warn_renamed
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 NamedFile = Annotated[str, FileMark(may_be_name=True)]
 """A file or directory of this machine, beside the config or in the working directory, or a name."""
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+RunName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"),
+    Allowed("at most 63 lower case letters, digits, '.', '_' and '-'", is_name=True),
+]
 
 
 class LoraConfig(StrictModel):
@@ -145,6 +150,7 @@ class MegatronConfig(StrictModel):
         Annotated[
             str,
             Field(pattern=r"^([0-9]+[.]?[0-9]*|[.][0-9]+)(,([0-9]+[.]?[0-9]*|[.][0-9]+)){0,2}$"),
+            Allowed("one to three shares with commas between them, such as 969,30,1"),
         ]
         | None
     ) = Field(
@@ -547,7 +553,7 @@ class TimeoutsConfig(StrictModel):
 class RunConfig(StrictModel):
     """A training run: what to train. `cluster.yaml` says where."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+    name: RunName = Field(
         description="Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'.",
         examples=["my-run"],
     )
@@ -627,7 +633,7 @@ class WorkloadConfig(StrictModel):
 class WorkloadRunConfig(StrictModel):
     """A run config with `workload:` instead of model, data and training."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+    name: RunName = Field(
         description=RunConfig.model_fields["name"].description, examples=["my-run"]
     )
     output: str = Field(default="runs", description=RunConfig.model_fields["output"].description)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -22,6 +23,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.environment import hide_secrets, resolve_secrets
 from drillyard.config.problems import Path, SourceLocation
 
@@ -42,6 +44,14 @@ LocalFile = Annotated[str, FileMark(words=("none",))]
 """A file of the machine that reads the config. A relative one is relative to the config's directory
 (`local_files.py` makes it absolute), so the config works from every directory. `none` is OpenSSH's
 word for no file."""
+
+
+VariableName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+    Allowed("the name of a variable: letters, digits and '_', not beginning with a digit"),
+]
+"""An environment variable."""
 
 
 def file_mark(field: FieldInfo) -> FileMark | None:

@@ -37,7 +37,17 @@ MAX_BYTES = 256 << 10
 MAX_DEPTH = 40
 """The deepest key of any config is at 8."""
 MAX_VALUES = 10_000
+_ENDS_WITH_ZERO = re.compile(r"[0-9]+\.[0-9]*0")
 LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+
+
+class WrittenFloat(float):
+    """A number whose text ends with a 0, which its value does not tell: 1.30 is 1.3."""
+
+    text: str
+
+
+yaml.SafeDumper.add_representer(WrittenFloat, yaml.SafeDumper.represent_float)
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,12 @@ def scalar(text: str) -> Any:
     if INTEGER.fullmatch(text):
         return int(text.replace("_", ""), 16 if text.startswith("0x") else 10)
     if FLOAT.fullmatch(text) and not LEADING_ZERO.fullmatch(text):
-        return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+        plain = text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
+        if _ENDS_WITH_ZERO.fullmatch(text) is None:
+            return float(plain)
+        number = WrittenFloat(plain)
+        number.text = text
+        return number
     return text
 
 

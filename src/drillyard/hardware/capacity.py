@@ -25,6 +25,7 @@ from drillyard.hardware.catalog import Catalog, catalog, packaged_rows
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION, CpuMachine, nat_addresses
 from drillyard.hardware.facts import CatalogRow, FactSource, combine
 from drillyard.hardware.machines import Consumption, Machine
+from drillyard.hardware.network_stacks import AdditionalNetwork
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
@@ -96,7 +97,7 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
     if cluster.machine is None:
         raise _at(cluster, "machine", "missing: name the machine type, or give --machine")
     try:
-        machine = facts.machine(cluster.machine)
+        machine = facts.machine(cluster.machine, cluster.cloud)
     except UserError as error:
         raise _at(cluster, "machine", str(error)) from None
     if (unsold := consumption_problem(cluster.consumption, machine)) is not None:
@@ -114,16 +115,12 @@ def consumption_problem(consumption: str | None, machine: Machine) -> str | None
     )
 
 
-def quota_needed(
-    cluster: ClusterConfig, facts: Catalog | None = None, planned: Mapping[str, int] | None = None
-) -> list[Quota]:
+def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Quota]:
     """List what the cluster counts against its cloud's quotas, one entry for each metric and place:
     all pools, and what it has beside them. Empty for machines outside clouds.
 
-    `facts` is the catalog (ours by default). `planned` are the numbers of a plan's own things, in
-    place of those that follow from the network stack of the first pool: `networks`, `subnetworks`,
-    `firewalls`, `routers`. Raises UserError for a machine unknown to the catalog or to the
-    platform's cloud.
+    `facts` is the catalog (ours by default). Raises UserError for a machine unknown to the catalog
+    or to the platform's cloud.
     """
     if cluster.machine is None or cluster.has_own_machines:
         return []
@@ -136,7 +133,7 @@ def quota_needed(
                 f" {CLOUD_TITLES[pool.machine.cloud]}; platform {cluster.platform} is of"
                 f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
             )
-    whole = _quantities_of_cluster(cluster, pools, known) | dict(planned or {})
+    whole = _quantities_of_cluster(cluster, pools, known)
     parts = [(pool, _quantities_of_pool(cluster, pool)) for pool in pools]
     cpu_pool = _cpu_machine(cluster, known)
     words = {"cpu_pool_quota": cpu_pool.cpu_quota if cpu_pool else None}
@@ -153,12 +150,19 @@ def quota_needed(
 
 def region_of(cluster: ClusterConfig) -> str | None:
     """The cluster's region, or that of its zone, which is a region and a letter: us-central1-b,
-    us-east-1a."""
+    us-east-1a, us-central1-ai1a."""
     if cluster.location is None:
         return None
     if cluster.location.region is None and cluster.location.zone is not None:
-        return re.sub(r"-?[a-z]$", "", cluster.location.zone)
+        return re.sub(r"-?(ai[0-9]+)?[a-z]$", "", cluster.location.zone)
     return cluster.location.region
+
+
+def stack_name(cluster: ClusterConfig, machine: Machine, facts: Catalog) -> str:
+    """The network stack of the nodes of a machine: `network_stack` is that of the file's own
+    machine, and pools of another one have that of theirs."""
+    own = facts.find_machine(cluster.machine or "") is machine
+    return (cluster.network_stack if own else None) or machine.network_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +198,8 @@ def _quantities_of_cluster(
     cluster: ClusterConfig, pools: Sequence[_Pool], known: Catalog
 ) -> dict[str, int]:
     machine, nodes = pools[0].machine, sum(pool.nodes for pool in pools)
-    stack = known.network_stack(machine.network_stack)
-    vpcs, subnets = stack.additional_vpcs(machine), stack.additional_subnets(machine)
+    networks = {each for pool in pools for each in _networks(cluster, pool, known)}
+    vpcs, subnets = len({each.vpc for each in networks}), len(networks)
     creation = _creation(cluster)
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION
     cpu_pool = _cpu_machine(cluster, known)
@@ -206,12 +210,23 @@ def _quantities_of_cluster(
         "gpu_clusters": int(nodes > 1 and machine.data_nics.count > 0),
         "networks": vpcs + 1,
         "subnetworks": subnets + 1,
-        "firewalls": 0,
+        "firewalls": sum(each.firewall for each in networks),
         "routers": int(creation.private_nodes),
         "addresses": nat_addresses(every) if creation.private_nodes else every,
         "cpu_pool_vcpus": cpu_nodes * cpu_pool.vcpus if cpu_pool and cpu_pool.cpu_quota else 0,
         "cpu_pool_disk_gib": cpu_nodes * creation.disk_gib,
     }
+
+
+def _networks(cluster: ClusterConfig, pool: _Pool, known: Catalog) -> tuple[AdditionalNetwork, ...]:
+    """The networks of the pool's NICs; none where GKE makes them itself (DRANET)."""
+    machine = pool.machine
+    stack = known.network_stack(stack_name(cluster, machine, known))
+    own = machine.pods is not None and stack.name == machine.network_stack
+    asked = getattr(cluster.section, "pod_network", None) == "dranet"
+    if stack.device_class is not None and (own or asked):
+        return ()
+    return stack.additional_networks(machine)
 
 
 def _creation(cluster: ClusterConfig) -> CreationConfig:

@@ -12,15 +12,15 @@ UserError with the nearest names; the `find_` lookups return None instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
-from drillyard.hardware.cluster_parts import CpuMachine, PartPrice
+from drillyard.hardware.cluster_parts import CpuMachine, PartPrice, Region
 from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, Fact, FactSource, read_row
 from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
@@ -55,6 +55,7 @@ KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
     "prices": (Price, _by_offer),
     "cpu_machines": (CpuMachine, _by_name),
     "part_prices": (PartPrice, _by_part),
+    "regions": (Region, _by_name),
 }
 """Sections of a hardware file: the class of their rows, and the key that identifies a row."""
 
@@ -109,6 +110,11 @@ class Catalog:
         """Prices of what a cluster has beside its GPU nodes, a user's own first."""
         return tuple(self._rows("part_prices", PartPrice))
 
+    @cached_property
+    def regions(self) -> dict[str, Region]:
+        """Regions by name."""
+        return {row.name: row for row in self._rows("regions", Region)}
+
     def find_accelerator(self, name: str) -> Accelerator | None:
         """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never
         `cpu`.
@@ -137,9 +143,15 @@ class Catalog:
         found = self.accelerators.get(name) or self.find_accelerator(name)
         return found or _missing("accelerator", name, self.accelerators)
 
-    def machine(self, name: str) -> Machine:
-        """The machine called `name`. UserError with the nearest names when there is none."""
-        return self.find_machine(name) or _missing("machine", name, self.machines)
+    def machine(self, name: str, cloud: str | None = None) -> Machine:
+        """The machine called `name`. UserError when there is none, with the nearest names, or the
+        machines that have the accelerator of this name; `cloud`: those of it alone."""
+        if (found := self.find_machine(name)) is not None:
+            return found
+        rows = [row for row in self.machines.values() if cloud in (None, row.cloud)]
+        gpu = self.find_accelerator(name)
+        with_it = [row.name for row in rows if gpu is not None and row.accelerator == gpu.name]
+        _missing("machine", name, [row.name for row in rows], with_it)
 
     def network_stack(self, name: str) -> NetworkStack:
         """The network stack called `name`. UserError with the nearest names when there is none."""
@@ -222,12 +234,12 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     return [by_lower[close] for close in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
 
 
-def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
-    close = nearest_names(name, names)
+def _missing(kind: str, name: str, names: Iterable[str], better: Sequence[str] = ()) -> NoReturn:
+    close = [*better] or nearest_names(name, names)
     hint = (
         f"did you mean {' or '.join(close)}?"
         if close
-        else f"`drillyard hardware` lists every {kind}"
+        else f"`drillyard hardware` lists every {kind}."
     )
     raise NotFoundError(f"{kind} '{name}' is not known; {hint}\nOr {HARDWARE_FILE_HINT}.")
 

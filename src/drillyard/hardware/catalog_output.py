@@ -98,8 +98,10 @@ def list_text(catalog: Catalog) -> str:
         cpu_machines.append((cpu.name, str(cpu.vcpus), *words))
     parts: list[tuple[str, ...]] = [("part of a cluster", "$", "per", "region", "date")]
     parts += [_part_row(row) for row in catalog.part_prices]
+    regions = [("region", "zones, or for buckets alone")]
+    regions += [(row.name, ", ".join(row.zones) or "-") for row in catalog.regions.values()]
     tables = [_table(accelerators), _table(machines), _table(stacks), _table(prices)]
-    tables += [_table(cpu_machines), _table(parts)]
+    tables += [_table(cpu_machines), _table(parts), _table(regions)]
     note = (
         f"{len(catalog.bandwidths)} reference bandwidths: see the machine or accelerator by its"
         " name.\n? unverified"
@@ -165,6 +167,7 @@ def list_json(catalog: Catalog) -> dict[str, Any]:
         "prices": catalog.prices,
         "cpu_machines": catalog.cpu_machines.values(),
         "part_prices": catalog.part_prices,
+        "regions": catalog.regions.values(),
     }
     return {
         "version": JSON_VERSION,

@@ -1,8 +1,8 @@
-"""What a cluster has beside its GPU nodes: machines without GPUs, and the prices of the other
-parts.
+"""What a cluster has beside its GPU nodes: machines without GPUs, the prices of the other parts,
+and the region that it is in.
 
-The facts are in cpu_machines.yaml and part_prices.yaml. A price of another region never replaces a
-missing one.
+The facts are in cpu_machines.yaml, part_prices.yaml and regions.yaml. A price of another region
+never replaces a missing one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class CpuMachine(CatalogRow):
     boot_disk: str | None = None
 
 
+PRICE_UNITS = ("usd_per_hour", "usd_per_gib_month", "usd_per_gib")
+"""Fields of a price, of which each has one."""
+
+
 class PartPrice(CatalogRow):
     """Price of one part, in US dollars: per hour, per GiB and month, or per GiB of traffic.
 
@@ -55,3 +59,18 @@ class PartPrice(CatalogRow):
     usd_per_gib: PositiveFloat | None = None
     vcpus: PositiveInt | None = None
     most_nodes: PositiveInt | None = None
+
+
+class Region(CatalogRow):
+    """A region and the endings of its zones (`b` of us-central1-b). One without zones is a place
+    for buckets alone: US, NAM4. New ones come faster than our releases, so a user's file may have
+    them too."""
+
+    name: str
+    cloud: Literal["gcp"] = "gcp"
+    zones: tuple[str, ...] = ()
+
+    @property
+    def zone_names(self) -> tuple[str, ...]:
+        """The full names of the zones."""
+        return tuple(f"{self.name}-{zone}" for zone in self.zones)

@@ -20,6 +20,8 @@ from typing import Annotated, Any, Final, Generic, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
+from drillyard.allowed_values import Allowed
+
 T = TypeVar("T")
 R = TypeVar("R", bound="CatalogRow")
 Number = int | float
@@ -163,13 +165,19 @@ def _calendar_day(text: str) -> str:
     return date.fromisoformat(text).isoformat()
 
 
+Day = Annotated[
+    str,
+    Field(pattern=r"^\d{4}-\d{2}-\d{2}$"),
+    AfterValidator(_calendar_day),
+    Allowed("a day such as 2026-11-21"),
+]
+
+
 class Citations(Record):
     """The keys of a row that give the sources of its values."""
 
     source: str | None = None
-    date: Annotated[str, AfterValidator(_calendar_day)] | None = Field(
-        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$", description="A day such as 2026-11-21."
-    )
+    date: Day | None = None
     unverified: bool | list[str] = False
     sources: dict[str, str] = Field(default={})
 

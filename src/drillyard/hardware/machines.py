@@ -12,12 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 
 Consumption = Literal[
     "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
 ]
-GkeVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+-gke\.[0-9]+$")]
+GkeVersion = Annotated[
+    str,
+    Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+-gke\.[0-9]+$"),
+    Allowed("a whole version of GKE, such as 1.34.1-gke.1829001"),
+]
 BITS_PER_BYTE = 8
 BILLED_AS = {"flex-start-queued": "flex-start"}
 """Ways of buying that a cloud bills as another one."""
@@ -68,8 +73,9 @@ class Machine(CatalogRow):
     `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins.
     `accelerator_type`: the GPU in Google Cloud's calls and in GKE's node label. `gpu_quota`: the
     GPU in the cloud's quota names; `gpu_quota_form`: whether Google Cloud counts it under a metric
-    of its own or as a family of one metric. `consumption`: how it can be bought. `pods`: where
-    Kubernetes offers fewer ways than the network stack has.
+    of its own or as a family of one metric. `local_disks`: those that every one has.
+    `consumption`: how it can be bought. `compact_flex_start`: whether GKE places its flex-start
+    nodes near each other. `pods`: where Kubernetes offers fewer ways than the network stack has.
     """
 
     name: str
@@ -96,6 +102,7 @@ class Machine(CatalogRow):
     cpu_quota: str | None = None
     boot_disk: Literal["hyperdisk-balanced", "pd-balanced", "pd-ssd"] | None = None
     consumption: tuple[Consumption, ...] = ()
+    compact_flex_start: bool = False
     pods: PodNeeds | None = None
 
     @property

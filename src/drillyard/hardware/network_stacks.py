@@ -6,7 +6,7 @@ The facts are in network_stacks.yaml; launchers make pods and scripts from them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -65,6 +65,16 @@ class Networks(Record):
     device_mode: Literal["NetDevice", "RDMA"] | None = None
 
 
+class AdditionalNetwork(NamedTuple):
+    """A subnet of a cluster for one NIC of each node. `label`: of its Network object; `vpc`: the
+    last part of its VPC's name; `firewall`: whether rules must let the nodes through."""
+
+    label: str
+    vpc: str
+    firewall: bool
+    of_host: bool
+
+
 class GkeRequirements(Record):
     """What GKE must have for a stack. `versions`: the first version of each minor version that
     works, by machine or for `any`; `dranet_versions`: the same where pods get the NICs by DRANET;
@@ -121,8 +131,8 @@ class NetworkStack(CatalogRow):
         the fact; empty: no minimum is known."""
         if dranet:
             return self.gke.dranet_versions, "gke.dranet_versions"
-        by_machine = self.gke.versions
-        return by_machine.get(machine.name, by_machine.get("any", ())), "gke.versions"
+        name = machine.name if machine.name in self.gke.versions else "any"
+        return self.gke.versions.get(name, ()), f"gke.versions.{name}"
 
     def environment_on(self, machine: str) -> dict[str, str]:
         """The settings for a container on `machine`."""
@@ -162,14 +172,23 @@ class NetworkStack(CatalogRow):
         }
         return {found.primary: "default", **numbered}
 
-    def additional_vpcs(self, machine: Machine) -> int:
-        """The number of additional VPCs that a cluster of `machine` needs."""
-        if self.networks is None:
-            return 0
-        shared = self.networks.shared_vpcs + self.networks.host_vpcs
-        return self.networks.vpcs_per_data_nic * machine.data_nics.count + shared
-
-    def additional_subnets(self, machine: Machine) -> int:
-        """The number of additional subnets of a cluster of `machine`: one per data NIC, one for a
-        second host NIC."""
-        return 0 if self.networks is None else machine.data_nics.count + self.networks.host_vpcs
+    def additional_networks(self, machine: Machine) -> tuple[AdditionalNetwork, ...]:
+        """The networks of a node of `machine` beside the cluster's own, in the order of its NICs:
+        of second host NICs, then of the data NICs."""
+        networks, named = self.networks, self.interfaces
+        if networks is None or named is None or named.network is None:
+            return ()
+        host = [f"gvnic-{number}" for number in range(1, networks.host_vpcs + 1)]
+        data = [
+            named.network.format(named.first_network + number)
+            for number in range(machine.data_nics.count)
+        ]
+        return (
+            *(AdditionalNetwork(label, label, firewall=True, of_host=True) for label in host),
+            *(
+                AdditionalNetwork(
+                    label, "rdma" if networks.shared_vpcs else label, networks.firewall, False
+                )
+                for label in data
+            ),
+        )

@@ -26,7 +26,8 @@ from drillyard.config.yaml_document import YamlDocument, read_document
 from drillyard.errors import NotFoundError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
-from drillyard.hardware.cluster_parts import PartPrice
+from drillyard.hardware.catalog import catalog as catalog_of_ours
+from drillyard.hardware.cluster_parts import PRICE_UNITS, CpuMachine, PartPrice
 from drillyard.hardware.facts import CatalogRow, Citations, FactSource, read_row, split_row
 from drillyard.hardware.machines import Machine, Price
 
@@ -56,14 +57,24 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
                 rows[kind, index] = row
             else:
                 problems += [Problem((kind, index, *each.path), each.message) for each in row]
-    raise_all(problems, document.places)
-    catalog = Catalog(sections, own_source)
-    wrong = [
+    right: dict[str, list[dict[str, Any]]] = {kind: [] for kind in sections}
+    for section, number in rows:
+        right[str(section)].append(sections[str(section)][int(number)])
+    catalog = Catalog(right, own_source)
+    unread = {
+        str(raw.get("name"))
+        for kind, raws in sections.items()
+        for index, raw in enumerate(raws)
+        if isinstance(raw, dict) and (kind, index) not in rows
+    }
+    # What refers to a row that cannot be read is not another mistake.
+    problems += [
         Problem((*at, field), text)
         for at, row in rows.items()
         for field, text in contradictions(row, catalog)
+        if str(getattr(row, field, None)) not in unread
     ]
-    raise_all(wrong, document.places)
+    raise_all(problems, document.places)
     return catalog
 
 
@@ -101,14 +112,20 @@ def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str
                 "machine",
                 "a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them",
             )
+        machine = catalog.machines.get(row.machine)
+        if machine is not None:
+            if machine.cloud == "gcp":
+                yield from _known_region(row.region, catalog)
+            if machine.consumption and row.consumption not in machine.consumption:
+                yield (
+                    "consumption",
+                    f"{machine.name} cannot be had by '{row.consumption}', so nothing has this"
+                    f" price; it can by {', '.join(machine.consumption)}",
+                )
     if isinstance(row, PartPrice):
-        given = [row.usd_per_hour, row.usd_per_gib_month, row.usd_per_gib]
-        if sum(value is not None for value in given) != 1:
-            yield (
-                "part",
-                "a price is one of usd_per_hour, usd_per_gib_month and usd_per_gib: give one of"
-                " them",
-            )
+        yield from _part_price(row, catalog)
+    if isinstance(row, CpuMachine) and row.shape is not None:
+        yield from _known("shape", row.shape, {each.part for each in catalog.part_prices})
     if isinstance(row, Bandwidth):
         if (row.machine is None) == (row.accelerator is None):
             yield (
@@ -129,6 +146,29 @@ def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str
                 )
         if not row.gb_per_s:
             yield "gb_per_s", "at least one size in MiB with its GB/s is needed"
+
+
+def _part_price(row: PartPrice, catalog: Catalog) -> Iterator[tuple[str, str]]:
+    given = [unit for unit in PRICE_UNITS if getattr(row, unit) is not None]
+    if len(given) != 1:
+        yield "part", f"a price is one of {', '.join(PRICE_UNITS)}: give one of them"
+    elif row.part in catalog.cpu_machines:
+        if given != ["usd_per_hour"]:
+            yield given[0], "a machine has a price per hour: give usd_per_hour"
+    else:
+        parts = {each.part: each for each in catalog_of_ours().part_prices}
+        own = {each.shape for each in catalog.cpu_machines.values() if each.shape is not None}
+        yield from _known("part", row.part, {*parts, *own, *catalog.cpu_machines})
+        known = parts.get(row.part)
+        if known is not None and getattr(known, given[0]) is None:
+            unit = next(each for each in PRICE_UNITS if getattr(known, each) is not None)
+            yield given[0], f"{row.part} has a price in another unit: give {unit}"
+    yield from _known_region(row.region, catalog)
+
+
+def _known_region(region: str | None, catalog: Catalog) -> Iterator[tuple[str, str]]:
+    if region is not None:
+        yield from _known("region", region, [row.name for row in catalog.regions.values()])
 
 
 def _known(field: str, name: str, names: Any) -> Iterator[tuple[str, str]]:

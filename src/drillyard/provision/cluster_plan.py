@@ -92,6 +92,8 @@ class PriceLine:
     """False: the part exists only while a run uses it (a pool that scales from zero)."""
     pool: str = ""
     """Name of the GPU pool whose nodes it is; empty for all else."""
+    price_option: str = ""
+    """The option that gives the price, for nodes: `--price spare=USD`."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class ClusterPlan:
     """Why every field is as it is (`--explain`)."""
     launch_settings: Mapping[str, Any] | None = None
     """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`."""
+    version_needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
     """A bucket that the config takes as it is: never the cluster's to delete."""
     labels: Mapping[str, str] | None = None

@@ -7,9 +7,12 @@ service account of the names in the file. Without a namespace in the file two ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.problems import Problem
+from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, namespace_for
@@ -67,6 +70,15 @@ def existing_cluster_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan
         releases=(*(controllers() if section.controller == "jobset" else controllers()[1:]), own),
         launch_settings={"kubernetes": settings},
     )
+
+
+def existing_cluster_problems(cluster: ClusterConfig, facts: Catalog) -> Iterator[Problem]:
+    """A machine that is not known."""
+    try:
+        if cluster.machine is not None:
+            facts.machine(cluster.machine)
+    except UserError as error:
+        yield Problem(("machine",), str(error).replace("\n", " "))
 
 
 def _settings(cluster: ClusterConfig, section: KubernetesConfig) -> dict[str, Any]:

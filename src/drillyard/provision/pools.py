@@ -27,11 +27,11 @@ def pools_of(cluster: ClusterConfig, facts: Catalog) -> tuple[Pool, ...]:
 def read_pools(cluster: ClusterConfig, facts: Catalog) -> tuple[tuple[Pool, ...], list[Problem]]:
     """The pools whose machines are known, and what is wrong with any."""
     zone = cluster.location.zone if cluster.location else None
+    problems: list[Problem] = []
+    found = tuple(_pools(cluster, zone or "", facts, problems))
     if zone is None:
         message = "missing: a GPU pool is made in one zone: write one, such as us-central1-b"
-        return (), [Problem(("location", "zone"), message)]
-    problems: list[Problem] = []
-    found = tuple(_pools(cluster, zone, facts, problems))
+        problems.append(Problem(("location", "zone"), message))
     names: set[str] = set()
     for pool in found:
         if pool.name in names:
@@ -49,21 +49,25 @@ def key_path(pool: Pool, key: str) -> Path:
 def _pools(
     cluster: ClusterConfig, zone: str, facts: Catalog, problems: list[Problem]
 ) -> Iterator[Pool]:
-    assert cluster.consumption is not None and cluster.machine is not None
-    further = cluster.cluster.pools if cluster.cluster else []
-    first = FurtherPool(
-        machine=cluster.machine,
-        consumption=cluster.consumption,
-        nodes=cluster.nodes,
-        reservations=[cluster.reservation] if cluster.reservation else [],
-    )
+    further: list[FurtherPool | None] = [*cluster.cluster.pools] if cluster.cluster else []
+    first = None
+    if cluster.consumption is not None and cluster.machine is not None:
+        first = FurtherPool(
+            machine=cluster.machine,
+            consumption=cluster.consumption,
+            nodes=cluster.nodes,
+            reservations=[cluster.reservation] if cluster.reservation else [],
+        )
     for number, given in enumerate([first, *further]):
         key = f"cluster.pools.{number - 1}" if number else ""
+        name = None if given is None else given.machine or cluster.machine
+        if given is None or name is None:
+            continue  # The config's own check names what is missing.
         try:
-            machine = facts.machine(given.machine or cluster.machine)
+            machine = facts.machine(name, cluster.cloud)
         except UserError as error:
             if given.machine is not None:
-                message = str(error).replace("\n", ". ")
+                message = str(error).replace("\n", " ")
                 problems.append(Problem((*key_path_of(key), "machine"), message))
             continue
         pool = Pool(

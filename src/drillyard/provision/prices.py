@@ -27,7 +27,7 @@ CPU_POOL = "cpu"
 """Name of the pool of the controllers, also in --price cpu=USD."""
 GIVEN = FactSource("given by --price", None)
 HOURS_PER_DAY = 24
-_DEFAULT_DISK = "pd-balanced"
+DEFAULT_DISK = "pd-balanced"
 """Boot disk of a machine of which none is known: GKE's default."""
 
 
@@ -140,7 +140,7 @@ def missing_price(pool: Pool) -> str:
     )
     return (
         f"no price of {pool.machine.name} by {pool.consumption} in {pool.region} is known; give"
-        f" --price {pool.name}=USD, the dollars of a node-hour, or --hardware FILE with a row\n"
+        f" {_price_option(pool.name)}, the dollars of a node-hour, or --hardware FILE with a row\n"
         f"  prices: [{{{row}}}]"
     )
 
@@ -153,8 +153,8 @@ def _gpu_pool(
     listed = facts.price(pool.machine.name, pool.consumption, pool.region)
     node = _own_or(own, None if listed is None else listed.node_hour(pool.machine))
     line = _line(what, pool.nodes, node, missing_price(pool), running)
-    yield replace(line, pool=pool.name)
-    disk = pool.machine.boot_disk or _DEFAULT_DISK
+    yield replace(line, pool=pool.name, price_option=_price_option(pool.name))
+    disk = pool.machine.boot_disk or DEFAULT_DISK
     yield _disks(pool.name, pool.nodes, creation, disk, facts, pool.region, running)
 
 
@@ -166,9 +166,11 @@ def _cpu_pool(
     except NotFoundError as error:
         raise UserError(f"cluster.cpu_pool.machine: {error}") from None
     what = f"{CPU_POOL}: {nodes} x {machine.name}, for the controllers"
-    missing = _missing_part(machine.name, region, "hour", f"--price {CPU_POOL}=USD, or ")
-    yield _line(what, nodes, _own_or(own, facts.cpu_machine_price(machine, region)), missing)
-    disk = machine.boot_disk or _DEFAULT_DISK
+    option = _price_option(CPU_POOL)
+    missing = _missing_part(machine.name, region, "hour", f"{option}, or ")
+    line = _line(what, nodes, _own_or(own, facts.cpu_machine_price(machine, region)), missing)
+    yield replace(line, price_option=option)
+    disk = machine.boot_disk or DEFAULT_DISK
     yield _disks(CPU_POOL, nodes, creation, disk, facts, region, True)
 
 
@@ -237,6 +239,10 @@ def _missing_part(part: str, region: str, unit: str, otherwise: str = "") -> str
         f"no price of {part} in {region} is known; give {otherwise}--hardware FILE with a row\n"
         f"  part_prices: [{{part: {part}, region: {region}, usd_per_{unit}: USD}}]"
     )
+
+
+def _price_option(pool: str) -> str:
+    return f"--price {pool}=USD"
 
 
 def _own_or(own: float | None, listed: Fact[float] | None) -> Fact[float] | None:

@@ -6,7 +6,7 @@ A platform that `drillyard cluster` can create has `provisioner` in its facts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,6 +16,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.load import load_cluster_config
 from drillyard.config.platforms import platforms
+from drillyard.config.problems import Problem, raise_all
 from drillyard.errors import UserError
 from drillyard.hardware import load_catalog
 from drillyard.hardware.catalog import Catalog
@@ -33,14 +34,44 @@ def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> Cluste
     """The plan of the cluster that the config describes, by `facts`, or ours with the config's own
     `hardware` file over them. Raises UserError where its platform creates none, and for every
     mistake that the platform's rules find."""
-    name = platforms()[cluster.platform].provisioner
-    if not name:
-        able = [each for each, row in platforms().items() if row.provisioner]
-        raise UserError(
-            f"platform: {cluster.platform}: drillyard cluster creates clusters of {', '.join(able)}"
-        )
-    provisioner: Provisioner = resolve_name(name)
+    require_provisioner(cluster)
+    provisioner: Provisioner = resolve_name(platforms()[cluster.platform].provisioner)
     return provisioner(cluster, facts or load_catalog(cluster.hardware))
+
+
+def require_provisioner(cluster: ClusterConfig) -> None:
+    """Raise UserError, with what to do instead, where the config's platform is one on which no
+    cluster is created or completed."""
+    facts = platforms()[cluster.platform]
+    if not facts.provisioner:
+        able = [each for each, row in platforms().items() if row.provisioner]
+        message = (
+            f"{cluster.platform}: `drillyard cluster` takes platform {' or '.join(able)};"
+            f" {facts.instead_of_provisioning}"
+        )
+        raise_all([Problem(("platform",), message)], cluster._origin.places)
+
+
+def creation_rules(
+    hardware: Path | None = None,
+) -> Callable[[ClusterConfig], Iterator[Problem]]:
+    """The rules of the config's platform for the creation of its cluster, by the facts of a
+    `hardware` file in place of the config's own (UserError where it cannot be read). They raise
+    UserError for a platform of which no cluster is created."""
+
+    own = None if hardware is None else load_catalog(hardware)
+
+    def problems(cluster: ClusterConfig) -> Iterator[Problem]:
+        require_provisioner(cluster)
+        try:
+            facts = own or load_catalog(cluster.hardware)
+        except UserError as error:
+            yield Problem(("hardware",), str(error).replace("\n", "; "))
+            return
+        if name := platforms()[cluster.platform].provision_rules:
+            yield from resolve_name(name)(cluster, facts)
+
+    return problems
 
 
 def require_created(plan: ClusterPlan) -> None:
@@ -71,7 +102,9 @@ def plan_file(
 ) -> PlannedCluster:
     """The plan of the config at `path` with `overrides` (KEY=VALUE), the user's `hardware` in place
     of the config's own, and the user's `prices` (`--price`). Raises UserError."""
-    cluster = load_cluster_config(path, overrides, resolve_environment=False)
+    cluster = load_cluster_config(
+        path, overrides, resolve_environment=False, rules=creation_rules(hardware)
+    )
     facts = load_catalog(hardware or cluster.hardware)
     plan = plan_cluster(cluster, facts)
     if prices:

@@ -25,7 +25,8 @@ from tests.integration.provision.plugin_protocol import (
     unpack,
 )
 
-_SCHEMA = json.loads((Path(__file__).parent / "google_schema.json").read_text(encoding="utf-8"))
+_TESTS = Path(__file__).parents[2]
+_SCHEMA = json.loads((_TESTS / "unit/provision/google_schema.json").read_text(encoding="utf-8"))
 _IDENTITY = (
     "cluster",
     "router",
@@ -88,6 +89,11 @@ class FakeCloud:
     def kinds(self) -> Counter[str]:
         """How many objects there are of each kind."""
         return Counter(identity[0] for identity in self.objects)
+
+    def of_kind(self, kind: str) -> dict[str, Any]:
+        """The only object of a kind."""
+        (found,) = [value for identity, value in self.objects.items() if identity[0] == kind]
+        return found
 
     def remove(self, kind: str) -> None:
         """Somebody deletes every object of a kind."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 
-from drillyard.config.cluster import ClusterConfig
+from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed
+from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed, region_of
 
 GCE = (
     "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption:"
@@ -89,7 +89,7 @@ HOME = {"project": "p", "region": "us-central1"}
 
 def cluster(machine="a4-highgpu-8g", consumption="spot", platform="gke", nodes=2, **fields):
     location = fields.pop("location", HOME)
-    return ClusterConfig(
+    return cluster_model()(
         name="c",
         platform=platform,
         machine=machine,
@@ -234,15 +234,45 @@ def test_all_pools_are_summed_by_metric():
     assert quotas["NETWORKS"].amount == 9
 
 
-def test_a_plan_knows_its_own_networks():
-    known = {"networks": 5, "subnetworks": 7, "firewalls": 4, "routers": 1}
-    quotas = {quota.metric: quota.amount for quota in quota_needed(cluster(), planned=known)}
-    assert [quotas[each] for each in ("NETWORKS", "SUBNETWORKS", "FIREWALLS", "ROUTERS")] == [
-        5,
-        7,
-        4,
-        1,
-    ]
+@pytest.mark.parametrize(
+    ("machine", "settings", "rules"),
+    [
+        ("a3-megagpu-8g", {}, 8),
+        ("a3-highgpu-8g", {}, 4),
+        # RDMA networks have no firewall; the second host NIC's has.
+        ("a4-highgpu-8g", {}, 1),
+        ("a4-highgpu-8g", {"network_stack": "ethernet"}, 0),
+        ("a4-highgpu-8g", {"kubernetes": {"pod_network": "dranet"}}, 0),
+        ("g2-standard-8", {}, 0),
+        (
+            "a3-highgpu-8g",
+            {
+                "cluster": {
+                    "pools": [{"consumption": "spot", "nodes": 1, "machine": "a4-highgpu-8g"}]
+                }
+            },
+            5,
+        ),
+    ],
+)
+def test_firewall_rules_are_those_of_the_networks_of_all_pools(machine, settings, rules):
+    quotas = needed(machine, "spot", **settings)
+    assert ("FIREWALLS" in quotas) == bool(rules)
+    if rules:
+        assert (quotas["FIREWALLS"].amount, quotas["FIREWALLS"].region) == (rules, None)
+
+
+@pytest.mark.parametrize(
+    ("zone", "region"),
+    [
+        ("us-central1-b", "us-central1"),
+        ("us-central1-ai1a", "us-central1"),
+        ("us-east-1a", "us-east-1"),
+        ("eu-north1", "eu-north1"),
+    ],
+)
+def test_the_region_of_a_zone(zone, region):
+    assert region_of(cluster(location={"project": "p", "zone": zone})) == region
 
 
 def test_each_metric_is_listed_once_for_each_place():

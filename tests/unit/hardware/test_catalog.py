@@ -14,6 +14,7 @@ from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.bandwidths import bus_bandwidth_bound
 from drillyard.hardware.capacity import QuotaRule
 from drillyard.hardware.catalog import KINDS, packaged_rows, raw_rows, sources
+from drillyard.hardware.cloud_limits import Limit, WayOfBuying, address_ranges
 from drillyard.hardware.facts import read_row
 from drillyard.hardware.user_file import contradictions
 
@@ -24,6 +25,10 @@ ALL_ROWS = [
     *OURS.network_stacks.values(),
     *OURS.bandwidths,
     *OURS.prices,
+    *OURS.regions.values(),
+    *packaged_rows(Limit, "limits"),
+    *packaged_rows(WayOfBuying, "consumption"),
+    *address_ranges(),
 ]
 every_row = pytest.mark.parametrize(
     "row", [pytest.param(row, id=getattr(row, "name", None)) for row in ALL_ROWS]
@@ -83,7 +88,8 @@ def test_a_row_of_ours_must_name_a_known_source():
 
 
 def test_every_source_is_used():
-    raws = [row for kind in (*KINDS, "quotas", "images") for row in raw_rows(kind)]
+    own = ("quotas", "images", "limits", "address_ranges", "consumption")
+    raws = [row for kind in (*KINDS, *own) for row in raw_rows(kind)]
     used = {row["source"] for row in raws} | {
         key for row in raws for key in row.get("sources", {}).values()
     }

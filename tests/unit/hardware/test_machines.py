@@ -113,7 +113,7 @@ def test_a_network_stacks_settings_and_networks() -> None:
     assert stack.host_environment_on("m") == {"A": "1", "B": "2", "C": "3"}
     assert stack.host_environment_on("other") == {"A": "1", "B": "1", "C": "3"}
     one = machine(data_nics=DATA)
-    assert (stack.additional_vpcs(one), stack.additional_subnets(one)) == (0, 0)
+    assert stack.additional_networks(one) == ()
 
 
 def test_at_most_three_names_are_near() -> None:

@@ -285,6 +285,67 @@ def test_what_is_no_hardware_file_is_refused(mistakes, text, message):
     assert says("\n".join(mistakes(text)), message)
 
 
+@pytest.mark.parametrize(
+    ("row", "facts"),
+    [
+        ("part_prices: [{part: e2-standart, usd_per_hour: 1}]", ".part: ... e2-standard"),
+        (
+            "part_prices: [{part: gke-control-plan, usd_per_hour: 1}]",
+            ".part: ... gke-control-plane",
+        ),
+        ("part_prices: [{part: pd-balancd, usd_per_gib_month: 1}]", ".part: ... pd-balanced"),
+        ("part_prices: [{part: pd-ssd, usd_per_hour: 1}]", "usd_per_hour: ... usd_per_gib_month"),
+        (
+            "part_prices: [{part: e2-standard-8, usd_per_gib: 1}]",
+            "usd_per_gib: ... usd_per_hour",
+        ),
+        (
+            "part_prices: [{part: bucket, region: us-centrall1, usd_per_gib_month: 1}]",
+            ".region: ... us-central1",
+        ),
+        (
+            "prices: [{machine: a4-highgpu-8g, consumption: spot, region: us-centrall1,"
+            " usd_per_node_hour: 1}]",
+            ".region: ... us-central1",
+        ),
+        (
+            "prices: [{machine: a4-highgpu-8g, consumption: on-demand, usd_per_node_hour: 1}]",
+            ".consumption: ... reservation, spot",
+        ),
+        ("cpu_machines: [{name: mine, vcpus: 8, shape: e2-standart}]", ".shape: ... e2-standard"),
+        ("regions: [{name: us-new1, zone: [a]}]", ".zone: ... 'zones'"),
+    ],
+)
+def test_a_row_that_nothing_would_use_is_a_mistake(mistakes, row, facts):
+    [line] = mistakes(row)
+    assert says(line, facts)
+
+
+def test_ones_own_parts_and_places_are_used(load):
+    own = load(
+        "regions: [{name: us-new1, zones: [a, b]}]\n"
+        "cpu_machines: [{name: mine-8, vcpus: 8, shape: mine, cloud: gcp}]\n"
+        "part_prices:\n"
+        "  - {part: mine, region: us-new1, vcpus: 8, usd_per_hour: 2}\n"
+        "  - {part: hyperdisk-balanced, region: us-new1, usd_per_gib_month: 0.1}\n"
+    )
+    assert own.cpu_machine_price(own.cpu_machine("mine-8"), "us-new1").value == 2
+    assert own.regions["us-new1"].zone_names == ("us-new1-a", "us-new1-b")
+
+
+def test_rows_that_do_not_fit_are_reported_beside_rows_that_are_none(mistakes):
+    """And what refers to a row that cannot be read is not another mistake."""
+    found = mistakes(
+        "machines: [{name: my-node, accelerator: h100, num_accelerators: 0, network_stack: gib}]\n"
+        "prices:\n"
+        "  - {machine: my-node, consumption: spot, usd_per_gpu_hour: 1}\n"
+        "  - {machine: a4-highgpu-8, consumption: spot, usd_per_gpu_hour: 1}\n"
+    )
+    assert each_says(
+        found, [":1: machines.0.num_accelerators", ":4: prices.1.machine: ... a4-highgpu-8g"]
+    )
+
+
 def test_a_file_that_is_not_there_is_reported_as_such(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml: no .*accelerators"):
         load_catalog(tmp_path / "none.yaml")

@@ -1,7 +1,8 @@
 """What of a Terraform document hashicorp/google refuses, by its schema: names, types, counts.
 
-The schema is that of provider 7.45.0 (google_schema.json), or as a later version changes it. It has
-no rules of values; those are the plan's own, and tested as such.
+The schema is that of provider 7.45.0 (google_schema.json, which the provider of the integration
+tests serves, too), or as a later version changes it. It has no rules of values; those are the
+plan's own, and tested as such.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _change(schema: Schema, line: str) -> None:
         schema["blocks"].pop(name, None)
         schema["attributes"].pop(name, None)
     else:
-        schema["attributes"].setdefault(name, ["dynamic", "optional"])
+        schema["attributes"].setdefault(name, {"type": "dynamic", "optional": True})
 
 
 def document_problems(document: dict[str, Any], version: str) -> list[str]:
@@ -73,13 +74,13 @@ def _problems(
     attributes, blocks = schema["attributes"], schema["blocks"]
     for name in body.keys() - attributes.keys() - blocks.keys() - also:
         yield f"{path}.{name}: no such argument or block"
-    for name, (kind, use) in attributes.items():
-        if use == "required" and body.get(name) is None:
+    for name, attribute in attributes.items():
+        if attribute.get("required") and body.get(name) is None:
             yield f"{path}.{name}: required"
-        if name in body and use == "computed":
+        if name in body and not (attribute.get("required") or attribute.get("optional")):
             yield f"{path}.{name}: only the provider sets it"
-        if name in body and not _fits(body[name], kind):
-            yield f"{path}.{name}: {body[name]!r} is not {kind}"
+        if name in body and not _fits(body[name], attribute["type"]):
+            yield f"{path}.{name}: {body[name]!r} is not {attribute['type']}"
     for name, block in blocks.items():
         given = body.get(name)
         items = [] if given is None else given if isinstance(given, list) else [given]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Network
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drillyard.config.creation import AddressRanges
+from drillyard.hardware.cloud_limits import address_ranges
 from drillyard.provision.gke.address_ranges import (
-    RESERVED,
     RangeSizes,
     cluster_ranges,
     pods_prefix,
@@ -49,6 +51,15 @@ given_ranges = st.builds(
 )
 
 
+KEYS = ("nodes", "pods", "services", "data")
+
+
+@st.composite
+def any_range(draw):
+    prefix = draw(st.integers(6, 30))
+    return str(IPv4Network((draw(st.integers(0, (1 << prefix) - 1)) << (32 - prefix), prefix)))
+
+
 def every_range(found):
     return [found.nodes, found.pods, found.services, *found.data]
 
@@ -60,7 +71,8 @@ def test_ranges_without_a_problem_never_overlap_and_have_room(ranges, wanted):
         return
     found = cluster_ranges(ranges, wanted)
     assert not any(one.overlaps(other) for one, other in combinations(every_range(found), 2))
-    assert not any(each.overlaps(kept) for each in every_range(found) for kept in RESERVED)
+    kept = [each.network for each in address_ranges() if not each.usable]
+    assert not any(each.overlaps(other) for each in every_range(found) for other in kept)
     assert found.nodes.num_addresses >= wanted.addresses + 4
     used = [nodes for nodes in wanted.data_nodes if nodes]
     for subnet, nodes in zip(found.data, used, strict=True):
@@ -129,6 +141,33 @@ def test_given_ranges_that_overlap_are_refused():
 def test_a_range_that_gke_has_itself_is_refused():
     assert "172.17.0.0/16" in problems(data="172.16.0.0/12")["cluster.ranges.data"]
     assert "34.118.224.0/20" in problems(services="34.118.224.0/20")["cluster.ranges.services"]
+
+
+@pytest.mark.parametrize("public", ["8.8.0.0/16", "35.0.0.0/12", "100.0.0.0/10", "192.0.0.0/16"])
+def test_public_addresses_are_refused(public):
+    for key in ("nodes", "pods", "services", "data"):
+        assert list(problems(**{key: public})) == [f"cluster.ranges.{key}"]
+
+
+@pytest.mark.parametrize(
+    "private", ["10.0.0.0/14", "172.18.0.0/15", "100.64.0.0/14", "240.0.0.0/8"]
+)
+def test_ranges_that_a_vpc_may_have_are_taken(private):
+    assert not problems(pods=private)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.builds(AddressRanges, **dict.fromkeys(KEYS, st.none() | any_range())), sizes())
+def test_the_range_that_an_error_names_is_accepted(ranges, wanted):
+    texts = ranges.model_dump()
+    for _ in range(len(KEYS) + 1):
+        found = list(range_problems(AddressRanges(**texts), wanted))
+        if not found:
+            return
+        for each in found:
+            [suggested] = re.findall(r"such as ([0-9./]+)", each.message)
+            texts[each.path[-1]] = suggested
+    raise AssertionError(found)
 
 
 def test_more_pods_than_any_default_has_room_for():

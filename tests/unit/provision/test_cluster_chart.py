@@ -270,3 +270,12 @@ def test_an_account_that_the_file_of_an_existing_cluster_names_is_not_made() -> 
     account = chart_values(existing(more=", service_account: own"))["serviceAccount"]
     assert account == {"name": "own", "create": False}
     assert chart_values(existing())["serviceAccount"] == {"name": "trainer", "create": True}
+
+
+def test_a_further_pool_keeps_its_machines_network_stack() -> None:
+    """`network_stack` is that of the file's own machine, in the charts as in the networks."""
+    pools = "cluster: {pools: [{name: m, machine: a3-megagpu-8g, consumption: spot, nodes: 3}]}\n"
+    found = plan("a4-highgpu-8g", "spot", f"{pools}network_stack: ethernet\n")
+    values = chart_values(found)
+    assert [each["stack"] for each in values["installers"]] == ["tcpxo"]
+    assert [each["name"] for each in values["networks"]] == [f"vpc{n}" for n in range(1, 9)]

@@ -15,6 +15,8 @@ import re
 import pytest
 from tests.unit.provision.clusters import bodies, config, gpu_pools, plan
 
+from drillyard.errors import UserError
+
 CLUSTER = "google_container_cluster.cluster"
 
 
@@ -292,28 +294,135 @@ def releases(found):
     return {each.name: each for each in found.releases}
 
 
+def charts_hold(found, facts):
+    """Facts about Helm values: the path is the release and keys, with spaces between them."""
+    wrong = {}
+    for sentence, (path, expected) in facts.items():
+        name, *keys = path.split(" ")
+        here = releases(found)[name].values
+        for key in keys:
+            here = here[int(key) if isinstance(here, list) else key]
+        if here != expected:
+            wrong[sentence] = (path, here)
+    assert not wrong
+
+
+OWN = "drillyard-cluster"
+TUTORIAL_CHARTS = {
+    "a local queue of the name that jobs have": (f"{OWN} pools 0 queue", "dws-local-queue"),
+    "whose nodes Kueue asks of DWS": (
+        f"{OWN} pools 0 provisioningClass",
+        "queued-provisioning.gke.io",
+    ),
+    "on the queued pool alone": (
+        f"{OWN} pools 0 nodeLabels",
+        {"cloud.google.com/gke-nodepool": "b200-flex-start-queued"},
+    ),
+    "its quota: the GPUs of all nodes": (f"{OWN} pools 0 resources nvidia.com/gpu", "32"),
+    "a queue of the spot pool, without DWS": (f"{OWN} pools 1 provisioningClass", ""),
+    "GKENetworkParamSet rdma-0: the RDMA network": (f"{OWN} networks 1 vpc", "b200-rdma"),
+    "and its first subnet": (f"{OWN} networks 1 subnet", "b200-rdma-0"),
+    "deviceMode: RDMA": (f"{OWN} networks 1 deviceMode", "RDMA"),
+    "the other host NIC is an ordinary device": (f"{OWN} networks 0 deviceMode", "NetDevice"),
+    "NCCL and gIB are installed on nodes of B200s": (
+        f"{OWN} installers 0 accelerators",
+        ["nvidia-b200"],
+    ),
+    "a service account for the jobs": (f"{OWN} serviceAccount name", "trainer"),
+}
+
+
 def test_the_tutorials_queues_and_installer(tutorial):
-    """Kueue with a queue that makes nodes by DWS, one for spot nodes, and the gIB DaemonSet."""
-    made = releases(tutorial)
-    assert {"kueue", "jobset", "drillyard-cluster"} <= made.keys()
-    values = made["drillyard-cluster"].values
-    classes = {each["queue"]: each["provisioningClass"] for each in values["pools"]}
-    assert classes == {"dws-local-queue": "queued-provisioning.gke.io", "gpu-nodepool-spot": ""}
-    [installer] = values["installers"]
-    assert "nccl-plugin-gib" in installer["image"]
-    assert "nvidia-b200" in installer["accelerators"]
+    assert {"kueue", "jobset", OWN} == releases(tutorial).keys()
+    charts_hold(tutorial, TUTORIAL_CHARTS)
+    values = releases(tutorial)[OWN].values
     assert [each["name"] for each in values["networks"]] == [
         *("gvnic-1", *(f"rdma-{number}" for number in range(8)))
     ]
+    [installer] = values["installers"]
+    assert "gpudirect-gib/nccl-plugin-gib" in installer["image"]
+
+
+def test_the_tutorials_capacity_quota_and_cost(tutorial):
+    """It uses spot and preemptible quota of B200s, and has a price per step: DWS is billed only
+    while nodes are there."""
+    quotas = {each.metric: each.amount for each in tutorial.quotas}
+    assert quotas["PREEMPTIBLE_NVIDIA_B200_GPUS"] == (4 + 2) * 8
+    assert quotas["ACTIVE_RESIZE_REQUESTS"] == 1
+    [queued] = [each for each in tutorial.prices if each.pool == "b200-flex-start-queued"]
+    assert not queued.running
+    # $0.5198 for a step of 14.53 s on two nodes.
+    hour = queued.usd_per_hour.value / 4
+    assert hour * 2 * 14.53 / 3600 == pytest.approx(0.5198, rel=0.01)
+
+
+def test_the_tutorials_bucket_and_image_are_those_of_its_jobs(tutorial):
+    """What the training chart is given: a bucket that jobs mount, and a registry in the region."""
+    names = {each.kind: each.name for each in tutorial.resources}
+    assert names["google_artifact_registry_repository"] == "b200"
+    members = bodies(tutorial, "google_storage_bucket_iam_member").values()
+    assert all("/sa/trainer" in each["member"] for each in members)
+    assert {each["role"] for each in members} == {"roles/storage.objectUser"}
+
+
+def test_the_tutorial_with_a_reservation_instead(tmp_path):
+    """It says that a reservation needs other flags alone."""
+    dws = plan(tmp_path, config("a4-highgpu-8g", "flex-start-queued", name="b200"))
+    bound = plan(tmp_path, config("a4-highgpu-8g", "reservation", name="b200"))
+    [pool] = gpu_pools(bound).values()
+    assert pool["node_config"][0]["reservation_affinity"][0]["values"] == ["mine"]
+    for kind in ("google_compute_network", "google_compute_subnetwork", "google_container_cluster"):
+        assert bodies(bound, kind) == bodies(dws, kind)
+
+
+RECIPE_CHARTS = {
+    "the name of the local queue": (f"{OWN} pools 0 queue", "a3-mega"),
+    "topology-aware scheduling, by block, subblock and host": (
+        f"{OWN} pools 0 topologyLevels",
+        [
+            "cloud.google.com/gce-topology-block",
+            "cloud.google.com/gce-topology-subblock",
+            "cloud.google.com/gce-topology-host",
+            "kubernetes.io/hostname",
+        ],
+    ),
+    "for up to 512 GPUs": (f"{OWN} pools 0 resources nvidia.com/gpu", "512"),
+    "GPUDirect-TCPXO on H100 Mega nodes": (
+        f"{OWN} installers 0 accelerators",
+        ["nvidia-h100-mega-80gb"],
+    ),
+    "whose daemon gets its GPUs by the device injector": (
+        f"{OWN} deviceInjector accelerators",
+        ["nvidia-h100-mega-80gb"],
+    ),
+    "eight networks of data NICs": (f"{OWN} networks 7 name", "vpc8"),
+}
 
 
 def test_the_recipes_queue_and_installers(tmp_path):
-    """Topology-aware scheduling of its nodes, the TCPXO installer and the device injector."""
-    content = config("a3-megagpu-8g", "reservation", kubernetes={"queue": "a3-mega"})
-    values = releases(plan(tmp_path, content))["drillyard-cluster"].values
-    [pool] = values["pools"]
-    assert pool["queue"] == "a3-mega"
-    assert "kubernetes.io/hostname" in pool["topologyLevels"]
-    [installer] = values["installers"]
-    assert "gpudirect-tcpxo" in installer["image"]
+    """Kueue, JobSet and the NCCL plugin of the version that it names (1.0.3 with RxDM 1.0.9)."""
+    kubernetes = {"queue": "a3-mega", "nccl_plugin": "1.0.3"}
+    found = plan(tmp_path, config("a3-megagpu-8g", "reservation", nodes=64, kubernetes=kubernetes))
+    assert {"kueue", "jobset", OWN} == releases(found).keys()
+    charts_hold(found, RECIPE_CHARTS)
+    values = releases(found)[OWN].values
+    assert values["installers"][0]["image"].endswith("gpudirecttcpx-dev:v1.0.3")
     assert "nri-device-injector" in values["deviceInjector"]["image"]
+
+
+@pytest.mark.parametrize("nodes", [16, 32, 64])
+def test_the_recipes_sizes(nodes, tmp_path):
+    found = plan(tmp_path, config("a3-megagpu-8g", "reservation", nodes=nodes))
+    [pool] = gpu_pools(found).values()
+    assert pool["node_count"] == nodes
+
+
+def test_the_recipes_version_of_gke(tmp_path):
+    """1.32.4-gke.1767000 or later: that one is too old for its network stack today, and the error
+    says which is not."""
+    version = "1.32.4-gke.1767000"
+    content = config("a3-megagpu-8g", "reservation", cluster={"version": version})
+    with pytest.raises(UserError, match=r"1\.32\.11-gke\.1174000"):
+        plan(tmp_path, content)
+    found = plan(tmp_path, config("a3-megagpu-8g", "reservation", cluster={"version": "1.32"}))
+    assert value(found, f"{CLUSTER}.min_master_version") == "1.32"

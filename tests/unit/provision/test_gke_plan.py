@@ -305,7 +305,7 @@ def warnings(tmp_path, *arguments, **settings):
 
 def test_warnings_name_what_cannot_be_undone_or_checked(tmp_path):
     assert any("87 hours" in each for each in warnings(tmp_path, "a3-megagpu-8g", "calendar"))
-    assert any("seven days" in each for each in warnings(tmp_path, consumption="flex-start"))
+    assert any("7 days" in each for each in warnings(tmp_path, consumption="flex-start"))
     assert any("hierarchical namespace" in each for each in warnings(tmp_path))
     assert any("1.32.2-gke.1475000" in each for each in warnings(tmp_path))
     given = warnings(tmp_path, cluster={"version": "1.34"})
@@ -343,3 +343,42 @@ def test_a_run_tolerates_every_taint_of_its_pool(mode, tmp_path):
     [pool] = gpu_pools(plan(tmp_path, content)).values()
     for taint in pool["node_config"][0]["taint"]:
         assert taint["key"] in tolerated
+
+
+COUNTED = {
+    "NETWORKS": "google_compute_network",
+    "SUBNETWORKS": "google_compute_subnetwork",
+    "FIREWALLS": "google_compute_firewall",
+    "ROUTERS": "google_compute_router",
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"machine": "a3-megagpu-8g"},
+        {"machine": "g2-standard-8"},
+        {"network_stack": "ethernet"},
+        {"kubernetes": {"pod_network": "dranet"}},
+        {"cluster": {"private_nodes": False}},
+        {"machine": "a4x-maxgpu-4g-metal", "consumption": "reservation", "reservation": "r"},
+        {
+            "machine": "a3-megagpu-8g",
+            "cluster": {
+                "pools": [
+                    {"name": "high", "machine": "a3-highgpu-8g", "consumption": "spot", "nodes": 2},
+                    {"name": "b200", "machine": "a4-highgpu-8g", "consumption": "spot", "nodes": 2},
+                ]
+            },
+        },
+    ],
+    ids=str,
+)
+def test_quotas_count_what_is_made(settings, tmp_path):
+    """An estimate has the same rules, and no plan."""
+    found = plan(tmp_path, config(**settings))
+    needed = {quota.metric: quota.amount for quota in found.quotas}
+    kinds = [each.kind for each in found.resources]
+    for metric, kind in COUNTED.items():
+        assert needed.get(metric, 0) == kinds.count(kind), metric

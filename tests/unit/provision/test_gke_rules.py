@@ -3,13 +3,18 @@ a file are one error."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 from tests.unit.provision.clusters import bodies, config, gpu_pools, plan
 
 from drillyard.errors import UserError
+from drillyard.provision.cluster_chart import FIRST_KUBERNETES
 from drillyard.provision.gke.names import bucket_name_problem, shortened, state_bucket_name
 from drillyard.provision.gke.versions import reaches
 
+CHARTS = Path(__file__).parents[3] / "charts"
 LOCATION = {"project": "my-project", "region": "us-central1", "zone": "us-central1-b"}
 
 
@@ -288,3 +293,52 @@ def test_placement_follows_machine_and_way_of_buying(machine, mode, settings, co
     [pool] = gpu_pools(plan(tmp_path, config(machine, mode, **settings))).values()
     assert ("placement_policy" in pool) == compact
     assert len(pool["node_locations"]) == 1
+
+
+def test_facts_of_machines_decide_versions_disks_and_placement(tmp_path):
+    """A4X has versions of its own; the SSDs that one can add to G2 are not bought unasked."""
+    a4x = ("a4x-highgpu-4g", "reservation")
+    [line] = refusal(tmp_path, *a4x, **creation(version="1.33.4-gke.1035999"))
+    assert "1.32.8-gke.1108000 or 1.33.4-gke.1036000" in line
+    for version in ("1.32.8-gke.1108000", "1.33.4-gke.1036000", "1.34"):
+        assert plan(tmp_path, config(*a4x, **creation(version=version)))
+    found = plan(tmp_path, config("g2-standard-96", "on-demand"))
+    [pool] = gpu_pools(found).values()
+    assert "ephemeral_storage_local_ssd_config" not in pool["node_config"][0]
+    assert not any("LOCAL_SSD" in quota.metric for quota in found.quotas)
+    [pool] = gpu_pools(plan(tmp_path, config("a2-ultragpu-8g", "on-demand"))).values()
+    ssds = pool["node_config"][0]["ephemeral_storage_local_ssd_config"]
+    assert ssds == [{"local_ssd_count": 8}]
+
+
+def test_the_charts_need_the_version_of_kubernetes_that_the_rules_name():
+    chart = yaml.safe_load((CHARTS / "drillyard-cluster/Chart.yaml").read_text("utf-8"))
+    assert chart["kubeVersion"] == f">={FIRST_KUBERNETES}.0-0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (creation(bucket_location="europe-west4"), "europe-west4"),
+        ({"storage": {}}, "storage.bucket"),
+        ({"nodes": 20000}, "15000"),
+        ({"nodes": 1001}, "1000"),
+    ],
+)
+def test_what_is_allowed_and_rarely_meant_is_a_warning(settings, words, tmp_path):
+    usual = plan(tmp_path, config()).warnings
+    found = plan(tmp_path, config(**settings)).warnings
+    assert any(words in each for each in found)
+    assert not any(words in each for each in usual)
+
+
+@pytest.mark.parametrize("place", ["US", "us", "EUR4", "us-central1", "US-CENTRAL1"])
+def test_buckets_may_be_near_or_everywhere(place, tmp_path):
+    found = plan(tmp_path, config(**creation(bucket_location=place)))
+    assert bodies(found, "google_storage_bucket")["runs"]["location"] == place
+    assert not any("bucket_location" in each and "slower" in each for each in found.warnings)
+
+
+def test_a_zone_for_ai_is_one_of_its_region(tmp_path):
+    found = plan(tmp_path, config(**located(zone="us-central1-ai1a")))
+    assert (found.region, found.pools[0].region) == ("us-central1", "us-central1")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.facts import says
 
 from drillyard.cli import main as cli
 from drillyard.hardware import catalog
+from drillyard.hardware.machines import Consumption
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan, PlannedResource
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.plan_document import ClusterPlanDocument, plan_document, plan_schema
@@ -167,6 +169,28 @@ def test_a_price_that_is_not_known_is_not_guessed_and_the_way_to_give_it_works(p
     assert "not known" not in plan(*UNPRICED).out
 
 
+def test_the_command_that_comes_next_gives_every_price_of_nodes(plan: Any) -> None:
+    """Of a region without prices those of all pools and of the controllers; typed, it works."""
+    far = ("--set", "location.zone=me-central2-a", "--set", "location.region=me-central2")
+    shown = plan(*far).out.splitlines()[-1]
+    assert says(shown, f"--price cpu=USD --price {POOL}=USD --price spare=USD")
+    typed = shlex.split(shown.replace("USD", "3").partition("cluster.yaml ")[2])
+    lines = plan("--json", *typed).json["price"]["lines"]
+    unknown = [line["what"] for line in lines if line["usd_per_hour"] is None]
+    assert unknown
+    assert all("disks" in what for what in unknown)
+
+
+def test_a_file_is_no_place_for_a_plan(plan: Any) -> None:
+    Path("taken").write_text("mine")
+    for place in ("taken", "taken/plan"):
+        ended = plan("--output", place)
+        assert (ended.code, ended.out) == (2, "")
+        assert says(ended.err, "taken ... is a file ... such as taken-plan")
+    assert Path("taken").read_text() == "mine"
+    assert plan("--output", "taken-plan").code == 0
+
+
 def test_an_estimate_of_the_same_file_has_the_same_price(drillyard: Any, plan: Any) -> None:
     Path("own.yaml").write_text(
         "prices: [{machine: a4-highgpu-8g, consumption: flex-start, usd_per_node_hour: 70}]\n"
@@ -207,7 +231,10 @@ def test_quotas_of_an_estimate_and_a_plan_are_the_same(drillyard: Any, plan: Any
         ("cluster.pools=[{consumption: flex-start-queued, nodes: 1}]", "cluster.pools.0.name"),
         ("cluster.pools=[{consumption: spot, nodes: 0}]", "cluster.pools ... nodes"),
         ("cluster.state_bucket=A", "cluster.state_bucket"),
-        ("cluster.ranges.nodes=10.0.0.1/20", "cluster.ranges.nodes ... 10.0.0.1/20 ... host bits"),
+        (
+            "cluster.ranges.nodes=10.0.0.1/20",
+            "cluster.ranges.nodes ... 10.0.0.1/20 ... 10.0.0.0/20",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_made_is_one_error(plan: Any, change: str, facts: str) -> None:
@@ -364,24 +391,30 @@ def test_a_plan_of_nothing_but_its_name_can_be_shown() -> None:
 def test_every_machine_and_mode_is_planned_with_a_price_or_says_what_to_give(
     plan: Any, machine: str
 ) -> None:
-    for consumption in catalog().machine(machine).consumption:
+    allowed = catalog().machine(machine).consumption
+    for consumption in get_args(Consumption):
         bought = ("--set", f"machine={machine}", "--set", f"consumption={consumption}")
         if consumption in ("reservation", "calendar"):
             bought += ("--set", "reservation=mine")
         ended = plan("--json", "--set", "cluster.pools=[]", *bought)
-        if ended.code:
+        if consumption not in allowed:
+            # It names the ways of buying that there are.
             assert (ended.code, ended.out) == (2, "")
+            assert says(ended.err, f"consumption ... '{consumption}' ... {', '.join(allowed)}")
             continue
+        assert ended.code == 0, ended.err
         document = ended.json
         ClusterPlanDocument.model_validate(document)
         (nodes,) = [line for line in document["price"]["lines"] if line["pool"]]
         assert (nodes["usd_per_hour"] is None) == bool(nodes["missing"])
+        assert nodes["usd_per_hour"] or "--price lab-" in nodes["missing"]
         if nodes["usd_per_hour"] is not None:
             assert nodes["usd_per_hour"]["value"] > 0
         kinds = [each["kind"] for each in document["resources"]]
         quotas = {each["metric"]: each["amount"] for each in document["quotas"]}
         assert quotas["NETWORKS"] == kinds.count("google_compute_network")
         assert quotas["SUBNETWORKS"] == kinds.count("google_compute_subnetwork")
+        assert quotas.get("FIREWALLS", 0) == kinds.count("google_compute_firewall")
 
 
 def test_a_plan_imports_no_client_of_a_cloud_and_needs_no_terraform(tmp_path: Path) -> None:

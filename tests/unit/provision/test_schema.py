@@ -284,7 +284,8 @@ def test_the_pool_has_the_machines_gpus_disks_and_networks(machine):
         assert node["labels"] == {"cloud.google.com/gke-networking-dra-driver": "true"}
         return
     attached = networks.get("additional_node_network_configs", [])
-    assert len(attached) == stack.additional_subnets(machine) == len(found.interfaces)
-    assert len(bodies(found, "google_compute_network")) == 1 + stack.additional_vpcs(machine)
+    further = stack.additional_networks(machine)
+    assert len(attached) == len(further) == len(found.interfaces)
+    assert len(bodies(found, "google_compute_network")) == 1 + len({each.vpc for each in further})
     wanted = set(stack.pod_interfaces(machine).values()) - {"default"}
     assert wanted <= {each.network_object for each in found.interfaces}

@@ -78,6 +78,9 @@ LOCAL = PlatformFacts(
     machines="own",
     is_this_machine=True,
     capabilities=Capabilities(multi_node=False),
+    instead_of_provisioning=(
+        "this machine is there: start a run with `drillyard train`, or `drillyard launch`"
+    ),
     launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )
 SSH = PlatformFacts(
@@ -86,5 +89,6 @@ SSH = PlatformFacts(
     section=SshConfig,
     machines="own",
     capabilities=Capabilities(image=True, sync=True),
+    instead_of_provisioning="its hosts are there: start runs on them with `drillyard launch`",
     launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.config.problems import Problem
-from drillyard.config.strict_model import StrictModel
+from drillyard.config.strict_model import StrictModel, VariableName
 
 BUCKET_MOUNT = "/gcs"
 FILES_MOUNT = "/etc/drillyard"
@@ -21,11 +22,19 @@ NO_CLIENT = (
     " 'drillyard[kubernetes]'"
 )
 
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$")]
+ObjectName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"),
+    Allowed("at most 63 lower-case letters, digits, '-' and '.'", is_name=True),
+]
+SecretKey = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"),
+    Allowed("SECRET/KEY, such as drillyard/HF_TOKEN"),
+]
+PluginVersion = Annotated[
+    str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$"), Allowed("a version without 'v', such as 1.0.15")
+]
 
 
 class Topology(StrictModel):
@@ -43,6 +52,7 @@ Quantity = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"),
+    Allowed("a quantity of Kubernetes, such as 8, 500m or 64Gi"),
 ]
 """https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity"""
 _FACTORS = {
@@ -136,7 +146,8 @@ class KubernetesConfig(PlatformSection):
         description="The same for the network stack's daemon beside the ranks (tcpx, tcpxo).",
     )
     topology: Topology = Field(
-        default=Topology(), description="Placement by Kueue's topology-aware scheduling."
+        default=Topology(),
+        description="Which nodes Kueue chooses (topology-aware scheduling).",
     )
     pod_network: Literal["interfaces", "host", "dranet"] | None = Field(
         default=None,
@@ -146,7 +157,7 @@ class KubernetesConfig(PlatformSection):
             " gib have a choice. Default: interfaces, or what the machine has instead."
         ),
     )
-    nccl_plugin: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$")] | None = Field(
+    nccl_plugin: PluginVersion | None = Field(
         default=None,
         description=(
             "Version of the NCCL plugin that the nodes have (tcpx, tcpxo); its daemon is of the"
@@ -210,7 +221,9 @@ class KubernetesConfig(PlatformSection):
         for key, value in needs_queue.items():
             if value is not None and self.queue is None:
                 yield Problem(
-                    ("kubernetes", key), "only Kueue uses it: name kubernetes.queue, or remove it"
+                    ("kubernetes", key),
+                    "only Kueue uses it: name kubernetes.queue, or remove it",
+                    depends_on=(("kubernetes", "queue"), ("consumption",)),
                 )
 
 
@@ -223,6 +236,7 @@ KUBERNETES = PlatformFacts(
     bucket_mount=BUCKET_MOUNT,
     capabilities=Capabilities(queue=True, image=True),
     provisioner="drillyard.provision.existing_cluster:existing_cluster_plan",
+    provision_rules="drillyard.provision.existing_cluster:existing_cluster_problems",
     launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
 )
 
@@ -235,6 +249,7 @@ GKE = replace(
     ),
     completed="drillyard.launch.kubernetes.created_cluster:completed",
     provisioner="drillyard.provision.gke.gke_plan:gke_plan",
+    provision_rules="drillyard.provision.gke.gke_plan:gke_problems",
     consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
     machines="bought",
     cloud="gcp",

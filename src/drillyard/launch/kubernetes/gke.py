@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
+from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.hardware.machines import Machine
 from drillyard.launch.kubernetes import pod_network
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 
-LONGEST_FLEX_START_HOURS = 168
-"""https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
 _LABEL = "cloud.google.com/"
 
 
@@ -31,8 +30,8 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
             " localqueues, or set consumption: flex-start"
         )
         yield error("cluster", "kubernetes.queue", message)
-    longest = LONGEST_FLEX_START_HOURS
-    if str(cluster.consumption).startswith("flex-start") and (section.max_run_hours or 0) > longest:
+    longest = way_of_buying(cluster.consumption).longest_hours if cluster.consumption else None
+    if longest is not None and (section.max_run_hours or 0) > longest:
         message = (
             f"{section.max_run_hours:g}: nodes of {cluster.consumption} exist for at most {longest}"
             " hours"

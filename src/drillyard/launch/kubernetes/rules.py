@@ -48,8 +48,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     image = request.image or ""
     if not image:
         message = (
-            "missing: pods need an image, by the address of its registry:"
-            f" {_image_address(cluster)}"
+            f"missing: pods need an image, by the address of its registry: {image_address(cluster)}"
         )
         yield error("cluster", "image", message)
     if re.search(r"\s", image):
@@ -59,7 +58,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         yield from gke.findings(request, machine)
 
 
-def _image_address(cluster: ClusterConfig) -> str:
+def image_address(cluster: ClusterConfig) -> str:
     """The form of an image's address: on GKE in the project's registry."""
     place = cluster.location
     if cluster.platform != "gke" or place is None:

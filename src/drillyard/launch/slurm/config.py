@@ -6,8 +6,15 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
+from drillyard.allowed_values import Allowed
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection, SshHost
 from drillyard.config.strict_model import LocalFile
+
+TimeLimit = Annotated[
+    str,
+    Field(pattern=r"^(\d+-)?\d+(:[0-5]\d){0,2}$"),
+    Allowed("minutes, HH:MM:SS or D-HH:MM:SS"),
+]
 
 
 class SlurmConfig(PlatformSection):
@@ -16,7 +23,7 @@ class SlurmConfig(PlatformSection):
     partition: str | None = Field(default=None, description="Partition; default: the cluster's.")
     account: str | None = Field(default=None, description="Account that the job is charged to.")
     qos: str | None = Field(default=None, description="Quality of service.")
-    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:[0-5]\d){0,2}$")] | None = Field(
+    time_limit: TimeLimit | None = Field(
         default=None, description="Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."
     )
     login_host: SshHost | None = Field(
@@ -100,6 +107,10 @@ SLURM = PlatformFacts(
         "reservation",
     ),
     section=SlurmConfig,
+    instead_of_provisioning=(
+        "make a Slurm cluster with Google's Cluster Toolkit, or take one that exists, and start"
+        " runs there with `drillyard launch`"
+    ),
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
     has_prolog=True,

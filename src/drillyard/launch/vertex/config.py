@@ -76,6 +76,9 @@ VERTEX = PlatformFacts(
     ),
     optional=("location", "storage", "reservation", "python", "vertex"),
     section=VertexConfig,
+    instead_of_provisioning=(
+        "Vertex AI makes the machines for each run: start runs with `drillyard launch`"
+    ),
     consumption=("on-demand", "reservation", "spot", "flex-start"),
     cloud="gcp",
     in_pods=True,

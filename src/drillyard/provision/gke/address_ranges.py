@@ -1,15 +1,16 @@
 """The address ranges of a GKE cluster: of nodes, pods, services and data NICs.
 
-A subnet has four addresses that Google keeps
-(https://cloud.google.com/vpc/docs/subnets#unusable-ip-addresses-in-every-subnet); each node takes a
-block of pod addresses of at least twice `max_pods_per_node`
-(https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr). Ranges that are not
-given have room for at least `PLANNED_NODES` nodes, and each additional subnet has a place of its
-own: a range that moves when a pool comes or grows is replaced, with all of its nodes.
+A subnet has addresses that Google keeps, and may have private ranges alone
+(`hardware/cloud_limits.py`); each node takes a block of pod addresses of at least twice
+`max_pods_per_node` (https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr).
+Ranges that are not given have room for at least `PLANNED_NODES` nodes, and each additional subnet
+has a place of its own: a range that moves when a pool comes or grows is replaced, with all of its
+nodes.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -17,13 +18,11 @@ from itertools import islice
 
 from drillyard.config.creation import AddressRanges
 from drillyard.config.problems import Problem
+from drillyard.hardware.cloud_limits import address_ranges, limit
 
 PLANNED_NODES = 2000
-KEPT_BY_GOOGLE = 4
 SERVICES_PREFIX = 20
 """4,096 services."""
-SMALLEST_SERVICES_PREFIX = 27
-"""https://cloud.google.com/kubernetes-engine/docs/concepts/alias-ips#cluster_sizing_services"""
 
 # Of each kind its own room, so that the defaults of one never depend on those of another. Pods have
 # RFC 6598's, which GKE takes, so that private ranges are left to nodes and data NICs.
@@ -34,19 +33,8 @@ _ROOMS = {
     "data": ("192.168.0.0/16", "172.24.0.0/13", "10.192.0.0/10"),
 }
 _ANY_ROOM = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-RESERVED = {
-    IPv4Network("172.17.0.0/16"): "GKE's nodes have Docker's bridge there",
-    IPv4Network("34.118.224.0/20"): "GKE keeps it for services",
-    IPv4Network("0.0.0.0/8"): "no VPC may have it",
-    IPv4Network("127.0.0.0/8"): "no VPC may have it",
-    IPv4Network("169.254.0.0/16"): "no VPC may have it",
-    IPv4Network("224.0.0.0/4"): "no VPC may have it",
-    IPv4Network("255.255.255.255/32"): "no VPC may have it",
-    IPv4Network("199.36.153.4/30"): "Google's APIs are there",
-    IPv4Network("199.36.153.8/30"): "Google's APIs are there",
-}
-"""https://cloud.google.com/vpc/docs/subnets#prohibited-ipv4, and
-https://cloud.google.com/kubernetes-engine/docs/concepts/alias-ips"""
+_CLASS_E = "240.0.0.0/4"
+_PRIVATE = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,9 @@ class ClusterRanges:
 class _Taken:
     """Ranges that something has: those that nobody may use, then those of the cluster."""
 
-    networks: list[IPv4Network] = field(default_factory=lambda: list(RESERVED))
+    networks: list[IPv4Network] = field(
+        default_factory=lambda: [each.network for each in address_ranges() if not each.usable]
+    )
 
     def first_free(self, prefix: int, rooms: Sequence[str]) -> IPv4Network | None:
         """Take the first free range of this prefix in the first room that has one."""
@@ -102,44 +92,52 @@ class _Taken:
 def cluster_ranges(given: AddressRanges, sizes: RangeSizes) -> ClusterRanges:
     """The ranges of a cluster of this size, whose given ranges `range_problems` has no problem
     with."""
-    fixed = {key: IPv4Network(text) for key, text in _given(given)}
+    found, data = _assigned(_given(given), sizes)
+    nodes, pods, services = (found[key] for key in ("nodes", "pods", "services"))
+    assert nodes and pods and services and all(data), "refused by range_problems"
+    subnets = tuple(each for each, used in zip(data, _used(given, sizes), strict=True) if used)
+    return ClusterRanges(nodes, pods, services, tuple(each for each in subnets if each))
+
+
+def _used(given: AddressRanges, sizes: RangeSizes) -> list[bool]:
+    """Which of the additional subnets are made: a given room is cut into those alone."""
+    used = [bool(nodes) for nodes in sizes.data_nodes]
+    return [each for each in used if each] if given.data is not None else used
+
+
+def _assigned(
+    fixed: dict[str, IPv4Network], sizes: RangeSizes
+) -> tuple[dict[str, IPv4Network | None], list[IPv4Network | None]]:
+    """The given ranges and computed ones for the others, by key, and the additional subnets; None
+    where no room has place."""
     taken = _Taken()
     taken.networks += fixed.values()
-    addresses = max(sizes.addresses, PLANNED_NODES)
-    nodes = max(sizes.nodes, PLANNED_NODES)
-    prefixes = {
-        "nodes": subnet_prefix(addresses),
-        "pods": pods_prefix(nodes, sizes.max_pods),
-        "services": SERVICES_PREFIX,
-    }
     found = {
         key: fixed.get(key) or taken.first_free(prefix, _ROOMS[key])
-        for key, prefix in prefixes.items()
+        for key, prefix in _default_prefixes(sizes).items()
     }
-    nodes_range, pods_range, services_range = (found[key] for key in prefixes)
-    assert nodes_range and pods_range and services_range, "refused by range_problems"
-    data = tuple(_data_subnets(fixed.get("data"), sizes, taken))
-    return ClusterRanges(nodes_range, pods_range, services_range, data)
+    if (room := fixed.get("data")) is None:
+        prefixes = [subnet_prefix(max(nodes, PLANNED_NODES)) for nodes in sizes.data_nodes]
+        return found, [taken.first_free(prefix, _ROOMS["data"]) for prefix in prefixes]
+    count = sum(map(bool, sizes.data_nodes))
+    prefix = min(room.prefixlen + max(count - 1, 0).bit_length(), room.max_prefixlen)
+    return found, [*islice(room.subnets(new_prefix=prefix), count)]
 
 
-def _data_subnets(
-    given: IPv4Network | None, sizes: RangeSizes, taken: _Taken
-) -> Iterator[IPv4Network]:
-    used = [nodes for nodes in sizes.data_nodes if nodes]
-    if given is not None and used:
-        prefix = given.prefixlen + (len(used) - 1).bit_length()
-        yield from islice(given.subnets(new_prefix=prefix), len(used))
-        return
-    for nodes in sizes.data_nodes:
-        found = taken.first_free(subnet_prefix(max(nodes, PLANNED_NODES)), _ROOMS["data"])
-        assert found, "refused by range_problems"
-        if nodes:
-            yield found
+def _default_prefixes(sizes: RangeSizes) -> dict[str, int]:
+    nodes = max(sizes.nodes, PLANNED_NODES)
+    return {
+        "nodes": subnet_prefix(max(sizes.addresses, PLANNED_NODES)),
+        "pods": max(pods_prefix(nodes, sizes.max_pods), 1),
+        "services": SERVICES_PREFIX,
+    }
 
 
 def subnet_prefix(addresses: int) -> int:
     """The longest prefix of a subnet with so many addresses beside those that Google keeps."""
-    return min(32 - (addresses + KEPT_BY_GOOGLE - 1).bit_length(), 29)
+    kept, longest = limit("addresses-kept-of-a-subnet").least, limit("subnet-prefix").most
+    assert kept is not None and longest is not None
+    return min(32 - (addresses + kept - 1).bit_length(), longest)
 
 
 def pods_prefix(nodes: int, max_pods: int) -> int:
@@ -149,51 +147,96 @@ def pods_prefix(nodes: int, max_pods: int) -> int:
 
 
 def range_problems(given: AddressRanges, sizes: RangeSizes) -> Iterator[Problem]:
-    """What is wrong with the given ranges, and where no computed one fits."""
-    fixed = {key: IPv4Network(text) for key, text in _given(given)}
-    yield from _too_small(fixed, sizes)
+    """What is wrong with the given ranges, and where no computed one fits. Each comes with a range
+    that would do. Texts that are not ranges are left out: the config's own check has them."""
+    fixed, needed = _given(given), _needed(sizes)
     earlier: dict[str, IPv4Network] = {}
     for key, network in fixed.items():
-        for reserved, reason in RESERVED.items():
-            if network.overlaps(reserved):
-                yield _problem(key, f"{network} overlaps {reserved}, and {reason}; give another")
-        for other_key, other in earlier.items():
-            if network.overlaps(other):
-                message = f"{network} overlaps {other} of ranges.{other_key}; give another"
-                yield _problem(key, message)
-        earlier[key] = network
-    prefix = pods_prefix(max(sizes.nodes, PLANNED_NODES), sizes.max_pods)
-    if "pods" not in fixed and prefix < IPv4Network(_ROOMS["pods"][0]).prefixlen:
-        message = (
-            f"{sizes.nodes} nodes of {sizes.max_pods} pods need /{prefix}, which no default range"
-            " has: give ranges.pods, or a smaller cluster.max_pods_per_node"
+        prefix, what = needed.get(key, (32, ""))
+        reasons = [*_refused(network, earlier)]
+        if network.prefixlen > prefix:
+            reasons.insert(0, f"is too small for {what}, which need /{prefix} or larger")
+        if reasons:
+            others = {each: other for each, other in fixed.items() if each != key}
+            fitting = _free(key, min(prefix, network.prefixlen), others)
+            fitting = fitting or _free(key, min(prefix, SERVICES_PREFIX), others)
+            fix = f"give another, such as {fitting}" if fitting else "give another"
+            yield _problem(key, f"{network} {', and '.join(reasons)}: {fix}")
+        else:
+            earlier[key] = network
+    if len(earlier) == len(fixed):
+        yield from _without_room(fixed, sizes)
+
+
+def _without_room(fixed: dict[str, IPv4Network], sizes: RangeSizes) -> Iterator[Problem]:
+    """Computed ranges for which no private range has place beside the others."""
+    found, data = _assigned(fixed, sizes)
+    for key, prefix in _default_prefixes(sizes).items():
+        if found[key] is None:
+            others = {each: other for each, other in found.items() if other is not None}
+            fitting = _free(key, prefix, others, (_CLASS_E,))
+            fix = f"give one of class E, such as {fitting}, or fewer nodes" if fitting else ""
+            what = _needed(sizes)[key][1]
+            yield _problem(
+                key,
+                f"{what} need /{prefix}, which no private range has free:"
+                f" {fix or 'give fewer nodes, or a smaller cluster.max_pods_per_node'}",
+            )
+    if None in data:
+        yield _problem(
+            "data",
+            f"{len(data)} subnets of up to {max(sizes.data_nodes)} nodes find no free range: give"
+            " fewer nodes, or a smaller range in cluster.ranges",
         )
-        yield _problem("pods", message)
 
 
-def _too_small(fixed: dict[str, IPv4Network], sizes: RangeSizes) -> Iterator[Problem]:
+def _refused(network: IPv4Network, earlier: dict[str, IPv4Network]) -> Iterator[str]:
+    rows = address_ranges()
+    if not any(network.subnet_of(row.network) for row in rows if row.usable):
+        yield f"has public addresses, which others own; private ones are in {_PRIVATE}"
+        return
+    for row in rows:
+        if not row.usable and network.overlaps(row.network):
+            yield f"overlaps {row.range} ({row.reason})"
+    for key, other in earlier.items():
+        if network.overlaps(other):
+            yield f"overlaps {other} of ranges.{key}"
+
+
+def _free(
+    key: str, prefix: int, others: dict[str, IPv4Network], more: tuple[str, ...] = ()
+) -> IPv4Network | None:
+    taken = _Taken()
+    taken.networks += others.values()
+    return taken.first_free(prefix, (*_ROOMS[key], *more))
+
+
+def _needed(sizes: RangeSizes) -> dict[str, tuple[int, str]]:
+    """The longest prefix of each range, and what it is for."""
+    longest = limit("services-prefix").most
+    assert longest is not None
     needed = {
         "nodes": (subnet_prefix(sizes.addresses), f"{sizes.addresses} addresses"),
         "pods": (
-            pods_prefix(sizes.nodes, sizes.max_pods),
+            max(pods_prefix(sizes.nodes, sizes.max_pods), 1),
             f"{sizes.nodes} nodes of {sizes.max_pods} pods",
         ),
-        "services": (SMALLEST_SERVICES_PREFIX, "services"),
+        "services": (longest, "services"),
     }
-    used = [nodes for nodes in sizes.data_nodes if nodes]
-    if used:
+    if used := [nodes for nodes in sizes.data_nodes if nodes]:
         # All subnets are equal parts of the room.
-        count, nodes = len(used), max(used)
-        prefix = subnet_prefix(nodes) - (count - 1).bit_length()
-        needed["data"] = (prefix, f"{count} subnets of {nodes} nodes")
-    for key, (prefix, what) in needed.items():
-        if key in fixed and fixed[key].prefixlen > prefix:
-            message = f"{fixed[key]} is too small for {what}: give /{prefix} or larger"
-            yield _problem(key, message)
+        prefix = max(subnet_prefix(max(used)) - (len(used) - 1).bit_length(), 1)
+        needed["data"] = (prefix, f"{len(used)} subnets of {max(used)} nodes")
+    return needed
 
 
-def _given(given: AddressRanges) -> list[tuple[str, str]]:
-    return [(key, text) for key, text in given.model_dump().items() if text is not None]
+def _given(given: AddressRanges) -> dict[str, IPv4Network]:
+    found = {}
+    for key, text in given.model_dump().items():
+        with contextlib.suppress(ValueError):
+            if text is not None:
+                found[key] = IPv4Network(text)
+    return found
 
 
 def _problem(key: str, message: str) -> Problem:

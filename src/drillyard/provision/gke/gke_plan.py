@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.problems import raise_all
+from drillyard.config.problems import Problem, raise_all
+from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cloud_limits import limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
 from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
@@ -24,6 +26,7 @@ from drillyard.provision.gke.identities import add_node_identity, add_run_access
 from drillyard.provision.gke.names import state_bucket_name
 from drillyard.provision.gke.networks import add_data_networks, add_system_network
 from drillyard.provision.gke.node_pools import add_gpu_pool
+from drillyard.provision.gke.place_rules import place_problems
 from drillyard.provision.gke.pool_networks import (
     InterfaceNeed,
     PoolNetwork,
@@ -31,10 +34,9 @@ from drillyard.provision.gke.pool_networks import (
     network_objects,
     pool_networks,
 )
-from drillyard.provision.gke.pool_rules import pool_problems
+from drillyard.provision.gke.pool_rules import pool_problems, version_needs
 from drillyard.provision.gke.project_services import SERVICES, add_project_services
 from drillyard.provision.gke.storage import add_bucket, add_registry
-from drillyard.provision.plan_quotas import plan_quotas
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices
 from drillyard.provision.terraform_document import Body, TerraformDocument
@@ -51,16 +53,11 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     settings = read_settings(cluster, facts)
     creation, project, region = settings.creation, settings.project, settings.region
     state_bucket = creation.state_bucket or state_bucket_name(project, cluster.name)
-    pools, problems = read_pools(cluster, facts)
+    raise_all(gke_problems(cluster, facts), cluster._origin.places)
+    pools, _ = read_pools(cluster, facts)
     networks = pool_networks(cluster, pools, facts)
     needs = merged_needs(networks, network_objects(facts))
     sizes = _range_sizes(settings, networks, needs)
-    problems += [
-        *setting_problems(cluster, creation, state_bucket, facts),
-        *pool_problems(cluster, creation, networks),
-        *range_problems(creation.ranges, sizes),
-    ]
-    raise_all(problems, cluster._origin.places)
     document = TerraformDocument()
     ranges = cluster_ranges(creation.ranges, sizes)
     interfaces = _render(document, settings, networks, needs, ranges)
@@ -79,15 +76,51 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         resources=(state, *document.resources),
         interfaces=interfaces,
         prices=cluster_prices(pools, creation, facts),
-        quotas=plan_quotas(cluster, facts, document.resources),
+        quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(SERVICES),
-        warnings=tuple(gke_warnings(cluster, creation, region, networks)),
+        warnings=tuple(gke_warnings(cluster, creation, region, networks, facts)),
         fields=tuple(document.fields),
         labels=settings.labels,
+        version_needs=tuple(
+            dict.fromkeys(
+                (what, tuple(versions))
+                for network in networks
+                for what, versions in version_needs(network)
+                if versions
+            )
+        ),
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
         releases=cluster_releases(cluster, pools, interfaces, facts),
         launch_settings=launch_settings(cluster, pools),
     )
+
+
+def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
+    """What the config, the machines or GKE's rules do not allow. A config without project, region,
+    machine or consumption has the problems that its own check names, and no others."""
+    location = cluster.location
+    if location is None or location.project is None or location.region is None:
+        return []
+    settings = read_settings(cluster, facts)
+    creation = settings.creation
+    state_bucket = creation.state_bucket or state_bucket_name(settings.project, cluster.name)
+    pools, problems = read_pools(cluster, facts)
+    networks = pool_networks(cluster, pools, facts)
+    needs = merged_needs(networks, network_objects(facts))
+    places = [*place_problems(cluster, pools, facts)]
+    misplaced = {each.path for each in places}
+    of_pools = pool_problems(cluster, creation, networks, facts)
+    sizes = _range_sizes(settings, networks, needs)
+    # More nodes than a cluster may have need no ranges.
+    fits = limit("nodes-of-a-cluster").allows(sizes.nodes)
+    return [
+        *problems,
+        *places,
+        *setting_problems(cluster, creation, state_bucket, pools, facts),
+        # A zone that is not one is not also that of another network.
+        *(each for each in of_pools if each.path not in misplaced),
+        *(range_problems(creation.ranges, sizes) if fits else ()),
+    ]
 
 
 def _required() -> Body:

@@ -68,7 +68,7 @@ def bucket_name_problem(name: str) -> str | None:
     if any(len(part) > LONGEST_BUCKET for part in name.split(".")):
         return f"has more than {LONGEST_BUCKET} characters"
     if "." in name:
-        return "has a '.': such a name is a domain, which must be verified as yours"
+        return "has a '.': such a name is a domain, which must be verified as yours; use '-'"
     if name.startswith("goog") or "google" in name:
-        return "begins with 'goog' or contains 'google', which are Google's"
+        return "begins with 'goog' or contains 'google', which are Google's: give it another name"
     return None

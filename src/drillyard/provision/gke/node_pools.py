@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from drillyard.config.creation import CreationConfig
 from drillyard.config.reservation_name import read_reservation
+from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
@@ -29,8 +30,7 @@ from drillyard.provision.terraform_document import (
     reference,
 )
 
-LONGEST_FLEX_START = "604800s"
-"""Seven days: https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
+SECONDS_OF_AN_HOUR = 3600
 CREATION_TIME = "60m"
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 DRANET_LABEL = "cloud.google.com/gke-networking-dra-driver"
@@ -165,10 +165,13 @@ def _buying(pool: Pool, project: str) -> Body:
         body["spot"] = because(True, "the cloud may take the nodes back", source)
     if pool.scales_from_zero:
         body["flex_start"] = because(True, "nodes are provided when capacity is free (DWS)", source)
-    if pool.consumption == "flex-start":
-        # A queued pool's nodes live as long as the run asked for.
+    way = way_of_buying(pool.consumption)
+    # A queued pool's nodes live as long as the run asked for.
+    if way.longest_hours is not None and not pool.is_queued:
         body["max_run_duration"] = because(
-            LONGEST_FLEX_START, "the longest life of a flex-start node", source
+            f"{way.longest_hours * SECONDS_OF_AN_HOUR}s",
+            "the longest life of such a node",
+            cited(way, "longest_hours"),
         )
     return body
 

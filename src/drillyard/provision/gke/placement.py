@@ -15,9 +15,6 @@ from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import described, named
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
-FLEX_START_MACHINES = ("a3-ultragpu-8g", "a4-highgpu-8g")
-"""Machines whose flex-start nodes may be placed compactly."""
-
 
 def nodes_of_domain(machine: Machine) -> int | None:
     """The most nodes of a pool whose GPUs are one NVLink domain: 18 of four GPUs each; None for
@@ -28,14 +25,14 @@ def nodes_of_domain(machine: Machine) -> int | None:
     return domain // machine.num_accelerators
 
 
-def compact_problem(pool: Pool) -> str | None:
-    """Why `cluster.compact_placement: true` cannot be had for the pool, or None."""
-    if pool.is_queued:
-        return "flex-start-queued nodes are placed by DWS, near each other already"
-    if pool.consumption == "flex-start" and pool.machine.name not in FLEX_START_MACHINES:
-        return f"flex-start nodes can be placed so on {', '.join(FLEX_START_MACHINES)} alone"
+def placement_problem(pool: Pool, compact: bool) -> str | None:
+    """Why a pool cannot have what `cluster.compact_placement` asks for, or None."""
     if nodes_of_domain(pool.machine) is not None:
-        return f"{pool.machine.name} is placed by its NVLink domain"
+        return f"{pool.machine.name} is always placed by its NVLink domain"
+    if compact and pool.is_queued:
+        return "flex-start-queued nodes are placed by DWS, near each other already"
+    if compact and pool.consumption == "flex-start" and not pool.machine.compact_flex_start:
+        return f"flex-start nodes of {pool.machine.name} cannot be placed so"
     return None
 
 
@@ -44,10 +41,10 @@ def is_compact(pool: Pool, creation: CreationConfig) -> bool:
     where the nodes are not spot's (which would be harder to get) and no reservation has placed
     them. The number of nodes does not count: another placement would replace a pool that grows."""
     if creation.compact_placement is not None:
-        return creation.compact_placement and compact_problem(pool) is None
+        return creation.compact_placement
     has_data_nics = pool.machine.data_nics.count > 0
     chosen = pool.consumption in ("on-demand", "flex-start") and has_data_nics
-    return chosen and compact_problem(pool) is None
+    return chosen and placement_problem(pool, compact=True) is None
 
 
 def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool) -> Body:

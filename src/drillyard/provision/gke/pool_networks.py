@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem
+from drillyard.hardware.capacity import stack_name
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.facts import cited
 from drillyard.hardware.network_stacks import NetworkStack
@@ -63,10 +64,9 @@ def pool_networks(
 
 def _pool_network(cluster: ClusterConfig, pool: Pool, facts: Catalog) -> PoolNetwork:
     machine = pool.machine
-    same_machine = facts.find_machine(cluster.machine or "") is machine
-    named = cluster.network_stack if same_machine else None
-    stack = facts.network_stacks.get(named or machine.network_stack)
-    if stack is None or named not in (None, "ethernet", machine.network_stack):
+    name = stack_name(cluster, machine, facts)
+    stack = facts.network_stacks.get(name)
+    if stack is None or name not in ("ethernet", machine.network_stack):
         return PoolNetwork(pool, None, False, ())
     own = machine.pods if stack.name == machine.network_stack else None
     asked = cluster.section_as(KubernetesConfig).pod_network
@@ -75,32 +75,25 @@ def _pool_network(cluster: ClusterConfig, pool: Pool, facts: Catalog) -> PoolNet
 
 
 def _interfaces(pool: Pool, stack: NetworkStack) -> Iterator[InterfaceNeed]:
-    networks, named = stack.networks, stack.interfaces
-    if networks is None or named is None or named.network is None:
-        return
-    source = cited(stack, "networks")
-    for number in range(1, networks.host_vpcs + 1):
-        label = f"gvnic-{number}"
-        yield InterfaceNeed(label, label, networks.host_mtu, None, True, "NetDevice", source)
-    profile = None if networks.profile is None else f"{pool.zone}-{networks.profile}"
-    mode = networks.device_mode or "NetDevice"
-    for number in range(pool.machine.data_nics.count):
-        label = named.network.format(named.first_network + number)
-        vpc = "rdma" if networks.shared_vpcs else label
-        yield InterfaceNeed(label, vpc, networks.mtu, profile, networks.firewall, mode, source)
+    networks = stack.networks
+    for each in stack.additional_networks(pool.machine):
+        assert networks is not None
+        source = cited(stack, "networks")
+        mtu, profile, mode = networks.host_mtu, None, "NetDevice"
+        if not each.of_host:
+            mtu, mode = networks.mtu, networks.device_mode or mode
+            profile = None if networks.profile is None else f"{pool.zone}-{networks.profile}"
+        yield InterfaceNeed(each.label, each.vpc, mtu, profile, each.firewall, mode, source)
 
 
 def network_objects(facts: Catalog) -> tuple[str, ...]:
     """The Network objects that a cluster may have, in an order that no config changes."""
     found: list[str] = []
     for stack in facts.network_stacks.values():
-        networks, named = stack.networks, stack.interfaces
-        if networks is None or named is None or named.network is None:
-            continue
         machines = [each for each in facts.machines.values() if each.network_stack == stack.name]
-        most = max((each.data_nics.count for each in machines), default=0)
-        found += [f"gvnic-{number}" for number in range(1, networks.host_vpcs + 1)]
-        found += [named.network.format(named.first_network + number) for number in range(most)]
+        largest = max(machines, key=lambda each: each.data_nics.count, default=None)
+        if largest is not None:
+            found += [each.label for each in stack.additional_networks(largest)]
     return tuple(dict.fromkeys(found))
 
 

@@ -13,52 +13,60 @@ from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
 from drillyard.hardware.capacity import CLOUD_TITLES
+from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.gke import LONGEST_FLEX_START_HOURS
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
-from drillyard.provision.gke.names import REGION, ZONE
-from drillyard.provision.gke.placement import compact_problem, nodes_of_domain
+from drillyard.provision.gke.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.pools import key_path
 
-FIRST_FLEX_START = ("1.32.2-gke.1652000",)
-"""https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
-VPC_MTU = range(1300, 8897)
-"""https://cloud.google.com/vpc/docs/mtu"""
-
 
 def pool_problems(
-    cluster: ClusterConfig, creation: CreationConfig, networks: Sequence[PoolNetwork]
+    cluster: ClusterConfig,
+    creation: CreationConfig,
+    networks: Sequence[PoolNetwork],
+    facts: Catalog,
 ) -> Iterator[Problem]:
     """What is wrong with any pool."""
     assert cluster.location is not None and cluster.location.project is not None
     for network in networks:
         pool = network.pool
-        yield from _machine(cluster, network)
-        yield from _zone(cluster, pool)
+        yield from _machine(cluster, network, facts)
         yield from _reservations(pool, cluster.location.project)
         yield from _limits(cluster, pool)
         yield from _pod_network(cluster, network)
         if pool.name in (CPU_POOL, DEFAULT_POOL):
             message = f"{pool.name} is the name of another pool of the cluster; give another"
             yield Problem(key_path(pool, "name"), message)
-        if creation.compact_placement and (wrong := compact_problem(pool)) is not None:
-            message = f"{pool.name}: {wrong}; remove it"
+        compact = creation.compact_placement
+        if compact is not None and (wrong := placement_problem(pool, compact)) is not None:
+            message = f"pool {pool.name}: {wrong}; remove it"
             yield Problem(("cluster", "compact_placement"), message)
         yield from _version(creation, network)
     yield from network_problems(networks)
+    yield from _plugin(cluster, networks)
+    yield from _shared_reservations([each.pool for each in networks], cluster.location.project)
 
 
-def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
+def _machine(cluster: ClusterConfig, network: PoolNetwork, facts: Catalog) -> Iterator[Problem]:
     machine = network.pool.machine
     path = key_path(network.pool, "machine")
     if machine.cloud != "gcp":
         whose = CLOUD_TITLES.get(machine.cloud or "", "no cloud")
-        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write another"
+        alike = [
+            each.name
+            for each in facts.machines.values()
+            if each.cloud == "gcp"
+            and each.accelerator == machine.accelerator
+            and network.pool.consumption in each.consumption
+        ]
+        fix = " or ".join(alike) or "one that `drillyard hardware` lists with cloud gcp"
+        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write {fix}"
         yield Problem(path, message)
     elif machine.accelerator_type is None:
         message = (
@@ -71,44 +79,30 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
         yield Problem(("network_stack",), wrong)
     else:
         for mtu in {each.mtu for each in network.interfaces if each.mtu is not None}:
-            if mtu not in VPC_MTU:
+            if not (allowed := limit("vpc-mtu")).allows(mtu):
                 message = (
                     f"{network.stack.name} has networks of MTU {mtu}, and a VPC has"
-                    f" {VPC_MTU.start} to {VPC_MTU.stop - 1}: change it in the hardware file"
+                    f" {allowed.in_words}: change it in the hardware file"
                 )
                 yield Problem(path, message)
-
-
-def _zone(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
-    path, location = key_path(pool, "zone"), cluster.location
-    assert location is not None
-    region = location.region
-    if pool.key and pool.zone == location.zone:
-        # Said of the first pool already, whose zone it has.
-        return
-    if ZONE.fullmatch(pool.zone) is None:
-        yield Problem(path, f"'{pool.zone}' is not a zone: write one such as {region}-a")
-    elif pool.region != region and REGION.fullmatch(region or ""):
-        message = (
-            f"{pool.zone} is not in the cluster's region {region} (location.region): change either"
-        )
-        yield Problem(path, message)
 
 
 def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
     path = key_path(pool, "reservations")
     if pool.consumption not in ("reservation", "calendar"):
-        if pool.reservations:
+        # Of the first pool, the config's own check says both.
+        if pool.reservations and pool.key:
             yield Problem(path, f"{pool.consumption} uses no reservation: remove it")
         return
-    if len(pool.reservations) != 1:
+    if not pool.reservations and pool.key:
+        message = f"missing: a pool of {pool.consumption} is made from one: reservations: [NAME]"
+        yield Problem(path, message)
+    elif len(pool.reservations) > 1:
         message = (
             f"found {len(pool.reservations)}; a pool of {pool.consumption} is made from exactly"
             " one: give each reservation a pool of its own"
         )
-        # Of the first pool, the config's own check names the missing key.
-        if pool.key:
-            yield Problem(path, message)
+        yield Problem(path, message)
     for text in pool.reservations:
         found = read_reservation(text)
         if found is None:
@@ -121,6 +115,47 @@ def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
             yield Problem(path, message)
 
 
+def _plugin(cluster: ClusterConfig, networks: Sequence[PoolNetwork]) -> Iterator[Problem]:
+    """The version of an NCCL plugin, for which a daemon must be known: pods have one beside the
+    ranks."""
+    plugin, path = cluster.section_as(KubernetesConfig).nccl_plugin, ("kubernetes", "nccl_plugin")
+    stacks = {each.stack.name: each.stack for each in networks if each.stack is not None}
+    coupled = [stack for stack in stacks.values() if stack.coupled_versions]
+    if plugin is None:
+        return
+    if stacks and not coupled:
+        message = f"{', '.join(stacks)} has no plugin whose version can be chosen: remove it"
+        yield Problem(path, message)
+    for stack in coupled:
+        if stack.daemon_of(plugin) is None:
+            known = ", ".join(dict.fromkeys(each["plugin"] for each in stack.coupled_versions))
+            message = f"no daemon is known to work with plugin {plugin} of {stack.name}: {known} do"
+            yield Problem(path, message)
+
+
+def _shared_reservations(pools: Sequence[Pool], project: str) -> Iterator[Problem]:
+    """A reservation is of one machine, zone and way of buying: pools that differ cannot share it.
+    Pools that do not differ take their nodes from the same number (`plan --check` counts)."""
+    first: dict[tuple[str, str], Pool] = {}
+    for pool in pools:
+        for text in pool.reservations:
+            found = read_reservation(text)
+            if found is None or pool.consumption not in ("reservation", "calendar"):
+                continue
+            other = first.setdefault((found.project or project, found.name), pool)
+            mine, its = (
+                {"machine": each.machine.name, "zone": each.zone, "consumption": each.consumption}
+                for each in (pool, other)
+            )
+            differ = [f"{key} {its[key]}" for key, value in mine.items() if value != its[key]]
+            if differ:
+                message = (
+                    f"{text} is the reservation of pool {other.name} ({', '.join(differ)}), and a"
+                    " reservation is of one machine, zone and way of buying: name another"
+                )
+                yield Problem(key_path(pool, "reservations"), message)
+
+
 def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
     most = nodes_of_domain(pool.machine)
     if most is not None and pool.nodes > most:
@@ -130,10 +165,11 @@ def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
         )
         yield Problem(key_path(pool, "nodes"), message)
     hours = cluster.section_as(KubernetesConfig).max_run_hours
-    if not pool.key and pool.scales_from_zero and (hours or 0) > LONGEST_FLEX_START_HOURS:
+    longest = way_of_buying(pool.consumption).longest_hours
+    if not pool.key and longest is not None and hours is not None and hours > longest:
         message = (
-            f"{hours:g}: nodes of {pool.consumption} exist for at most"
-            f" {LONGEST_FLEX_START_HOURS} hours"
+            f"{hours:g}: nodes of {pool.consumption} exist for at most {longest} hours: write"
+            f" {longest}, or less"
         )
         yield Problem(("kubernetes", "max_run_hours"), message)
 
@@ -160,8 +196,8 @@ def version_needs(network: PoolNetwork) -> Iterator[tuple[str, Sequence[str]]]:
             versions = pool.machine.pods.gke_versions or versions
         way = "managed DRANET" if network.dranet else stack.title
         yield f"{way} on {pool.machine.name}", versions
-    if pool.scales_from_zero:
-        yield pool.consumption, FIRST_FLEX_START
+    if versions := way_of_buying(pool.consumption).gke_versions:
+        yield pool.consumption, versions
 
 
 def _version(creation: CreationConfig, network: PoolNetwork) -> Iterator[Problem]:

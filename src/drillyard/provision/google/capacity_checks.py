@@ -9,7 +9,6 @@ from typing import Any
 
 from drillyard.config.reservation_name import read_reservation
 from drillyard.hardware.capacity import Quota
-from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import ClusterPlan, Pool
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.google.api import ApiError, GoogleApis
@@ -58,7 +57,7 @@ def check_network_profiles(plan: ClusterPlan, apis: GoogleApis) -> Iterator[Proj
             )
 
 
-def check_versions(plan: ClusterPlan, apis: GoogleApis, facts: Catalog) -> Iterator[ProjectFinding]:
+def check_versions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The channel has the version of the config, or its default one is new enough."""
     bodies = plan.terraform.get("resource", {}).get("google_container_cluster", {})
     body: Mapping[str, Any] = next(iter(bodies.values()), {})
@@ -96,14 +95,12 @@ def check_versions(plan: ClusterPlan, apis: GoogleApis, facts: Catalog) -> Itera
             )
             return
         version = fitting[0]
-    for pool in plan.pools:
-        stack = facts.network_stack(pool.machine.network_stack)
-        needed, _ = stack.gke_versions(pool.machine, dranet=not plan.interfaces)
+    for what, needed in plan.version_needs:
         if not reaches(version, needed):
             yield ProjectFinding(
                 "error",
-                f"cluster.version: {plan.region} would make {version}, and {pool.machine.name}"
-                f" with {stack.name} needs {' or '.join(needed)} or later",
+                f"cluster.version: {plan.region} would make {version}, and {what} needs"
+                f" {' or '.join(needed)} or later",
                 f"set cluster.version, or another cluster.release_channel; {command}",
             )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from drillyard.hardware.catalog import Catalog, catalog
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan, PlannedResource
 from drillyard.provision.google.api import (
     LOGIN,
@@ -39,13 +38,11 @@ _SERVICES_AT_ONCE = 20
 """https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchGet: at most 30."""
 
 
-def check_project(
-    plan: ClusterPlan, apis: GoogleApis, facts: Catalog | None = None
-) -> list[ProjectFinding]:
+def check_project(plan: ClusterPlan, apis: GoogleApis) -> list[ProjectFinding]:
     """What is missing in the project for this plan, errors first. Credentials that are absent or
     expired are one finding, `unknown`."""
     try:
-        found = list(_findings(plan, apis, facts or catalog()))
+        found = list(_findings(plan, apis))
     except CredentialsError as error:
         return [ProjectFinding("unknown", f"nothing of the project was checked: {error}", LOGIN)]
     order = ("error", "warning", "unknown")
@@ -63,7 +60,7 @@ def findings_text(project: str, findings: Sequence[ProjectFinding]) -> str:
     return "\n".join(lines)
 
 
-def _findings(plan: ClusterPlan, apis: GoogleApis, facts: Catalog) -> Iterator[ProjectFinding]:
+def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     absent = list(_project(plan, apis))
     yield from absent
     if any(each.level == "error" for each in absent):
@@ -73,7 +70,7 @@ def _findings(plan: ClusterPlan, apis: GoogleApis, facts: Catalog) -> Iterator[P
     yield from known("permissions", partial(_permissions, plan, apis))
     yield from known("machines of the zone", partial(check_zones, plan, apis))
     yield from known("network profiles", partial(check_network_profiles, plan, apis))
-    yield from known("versions of GKE", partial(check_versions, plan, apis, facts))
+    yield from known("versions of GKE", partial(check_versions, plan, apis))
     yield from known("reservations", partial(check_reservations, plan, apis))
     yield from known("quotas", partial(check_quotas, plan, apis))
     yield from _taken_names(plan, apis)

@@ -315,6 +315,13 @@ def test_versions_of_the_channel(ready: GoogleCloud, apis: GoogleApis, tmp_path:
     )
     plan = with_config(tmp_path, machine="a3-ultragpu-8g")
     assert "1.20.1-gke.1" in one(check_project(plan, apis), "error", "cluster.version").what
+    # DWS needs a version, too, and machines may need another than their network stack.
+    for settings in (
+        {"machine": "g2-standard-8", "consumption": "flex-start"},
+        {"machine": "a4x-maxgpu-4g-metal", "consumption": "reservation", "reservation": "r"},
+    ):
+        needy = with_config(tmp_path, **settings)
+        assert "1.20.1-gke.1" in one(check_project(needy, apis), "error", "cluster.version").what
     ready.server_config = {}
     one(check_project(plan, apis), "unknown", "channel REGULAR")
 
