@@ -138,7 +138,7 @@ def _problem(directory: Path, case: Case) -> str:
 
 def _met(project: Project, steps: Steps, where: int | str) -> str:
     """What is wrong where a second `up` begins at a step of the first: one works, and the other is
-    told, or finds the cluster made."""
+    refused, or finds the cluster made."""
     second: list[int | None] = []
 
     def begin() -> None:
@@ -146,8 +146,8 @@ def _met(project: Project, steps: Steps, where: int | str) -> str:
             time.sleep(0.001)
         command = project.start("up", "--yes")
         said = command.communicate(timeout=600)[1]
-        told = _LOCKED in said
-        second.append(command.returncode if told == (command.returncode == 2) else None)
+        refused = _LOCKED in said
+        second.append(command.returncode if refused == (command.returncode == 2) else None)
 
     ended = threading.Event()
     thread = threading.Thread(target=begin)

@@ -109,7 +109,7 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
 @dataclass(frozen=True)
 class LaunchConfig:
     """The text of the cluster config for `launch`. `in_place`: it is the user's own text with what
-    it lacks; else one that is written anew, without comments."""
+    it lacks; else one without comments, as it had to be written again."""
 
     text: str
     in_place: bool

@@ -77,7 +77,7 @@ def _applied(
         for kind, bodies in json.loads(text).items():
             prefix = "" if kind == _SHARED else f"{name}_"
             resources[kind] |= {f"{prefix}{label}": body for label, body in bodies.items()}
-    # In a bucket: a state in a file is written anew after each resource.
+    # In a bucket: a state in a file is written again after each resource.
     store = BucketServer({"state": StoredBucket({"name": "state"})})
     backend = {"terraform": {"backend": {"gcs": {"bucket": "state", "prefix": "all"}}}}
     first = next(iter(plans.values())).terraform
