@@ -42,7 +42,7 @@ def up(
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
     from drillyard.provision.provisioner import plan_file
-    from drillyard.provision.up import bring_up, launch_config
+    from drillyard.provision.up import bring_up, launch_config, write_launch_config
 
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     plan = planned.plan
@@ -57,11 +57,17 @@ def up(
         unlock=unlock,
     )
     made = bring_up(request, real_stages(planned), secret or [])
-    text = launch_config(config, plan, made, write=write)
-    if write:
+    found = launch_config(config, plan, made, overrides or ())
+    if write and write_launch_config(config, found):
         print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
-    else:
-        typer.echo(text, nl=False)
+        return
+    if write:
+        print(
+            f"warning: {config} is not changed: an alias in it (*name) would change with its"
+            " anchor. Its content for launch is on standard output",
+            file=sys.stderr,
+        )
+    typer.echo(found.text, nl=False)
 
 
 def down(

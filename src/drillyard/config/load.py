@@ -184,9 +184,18 @@ def resolved_text(config: StrictModel) -> str:
     """`config` as YAML with every default spelled out; references to the environment stay
     references."""
     header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
-    values = config.model_dump(mode="json")
-    return header + yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
+    return header + yaml_text(config.model_dump(mode="json"), width=120)
+
+
+def yaml_text(values: Any, *, flow: bool = False, width: int) -> str:
+    """`values` as YAML that our parser reads as the same values; `flow`: within braces."""
+    return yaml.dump(
+        values,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=width,
+        default_flow_style=flow,
     )
 
 

@@ -4,8 +4,10 @@ that exist and of which Terraform's state says nothing.
 Before an apply its creations are recorded in the state's bucket; the record goes when the apply has
 ended by itself, since then all outcomes are in the state. Where it is left, everything recorded
 that the state lacks is imported if it exists, in the order of dependence: what refers to something
-that does not exist cannot exist either. Only what carries the cluster's label or description, where
-its kind has one, is taken; anything else belongs to somebody.
+that does not exist cannot exist either. Only what carries the cluster's label or description is
+taken; anything else belongs to somebody. Kinds that have neither are parts of a thing that has been
+taken (pools of a cluster, NAT of a router) or can be created twice (APIs, grants): of those the
+exact name and the record decide.
 
 Formats of import ids: the provider's documentation of each resource, section Import
 (https://registry.terraform.io/providers/hashicorp/google/latest/docs).

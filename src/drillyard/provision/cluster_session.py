@@ -14,6 +14,7 @@ from typing import Any
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.existing_objects import ComparedCluster
+from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
@@ -72,7 +73,9 @@ class Session:
 
 
 def terraform_program(plan: ClusterPlan) -> TerraformProgram:
-    """The program that the plan needs. Raises UserError where it is missing or too old."""
+    """The program that the plan needs. Raises UserError where it is missing or too old, or cannot
+    find Google's services."""
+    require_terraform_endpoints()
     return find_terraform(minimum_version(plan.terraform))
 
 

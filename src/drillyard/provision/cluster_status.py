@@ -91,7 +91,7 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
     if bucket.find() is None:
         return (f"nothing is made yet: there is no {bucket.title}, the bucket of the state",)
     program = resolve_name("drillyard.provision.cluster_session:terraform_program")(plan)
-    directory = resolve_name(f"{_ENGINE}:working_directory")(plan.project, f"{plan.name}.status")
+    directory = resolve_name(f"{_ENGINE}:status_directory")(plan.project, plan.name)
     terraform = resolve_name(f"{_ENGINE}:Terraform")(
         program,
         directory,

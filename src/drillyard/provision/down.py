@@ -22,6 +22,7 @@ from drillyard.provision.cluster_session import Request, Session, Stages, sessio
 from drillyard.provision.provider_errors import kind_of
 from drillyard.provision.provisioner import require_created
 from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
+from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.up import CLUSTER
 
@@ -58,8 +59,10 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
             adopt_interrupted(plan, opened.terraform, bucket, request.report, recreate=False)
             kept = _remove(opened, stages, options)
             opened.require_lock()
+            remove_working_directory(opened.terraform.directory)
             if (why := remove_state_bucket(plan)) is not None:
                 request.report(f"gs://{plan.state_bucket} stays: {why}")
+    remove_working_directory(status_directory(plan.project, plan.name))
     stages.remove_context(plan)
     return _check_leaks(request, stages, kept)
 
@@ -118,6 +121,8 @@ def _remove_buckets(
             request.confirm(f"Delete all data in gs://{each.name}?")
             count = bucket.delete_objects(each.name)
             request.report(f"deleted {plural(count, 'object')} of gs://{each.name}")
+        if folders := bucket.delete_folders(each):
+            request.report(f"deleted {plural(folders, 'folder')} of gs://{each.name}")
         if each.name not in by_terraform:
             bucket.delete_bucket(each.name)
             request.report(f"deleted gs://{each.name}")

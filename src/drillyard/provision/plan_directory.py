@@ -39,7 +39,7 @@ both keep the state in gs://{bucket}.
 The way back, from this directory, once no run is left; the bucket of the state remains:
 
 {back}
-
+{data}
 ## The plan
 
 ```
@@ -138,12 +138,18 @@ def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
         )
         for release in reversed(plan.releases)
     ]
+    buckets = plan.terraform.get("resource", {}).get("google_storage_bucket", {}).values()
     return _README.format(
         name=plan.name,
         made_by=_MADE_BY,
         project=plan.project,
         bucket=plan.state_bucket,
         back="\n".join(f"    {line}" for line in (*back, "terraform destroy")),
+        data="".join(
+            f"\nIt does not delete gs://{each['name']} while objects or folders are in it. With all"
+            f" its data:\n\n    gcloud storage rm --recursive gs://{each['name']}\n"
+            for each in buckets
+        ),
         text=plan_text(plan, of_use, "CLUSTER.yaml"),
     )
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.programs import parallel_map, shown_text
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
+from drillyard.provision.google.api import ApiError, GoogleApis, google_apis
+from drillyard.provision.google.endpoints import endpoints
 from drillyard.provision.terraform_output import StateResource, state_resources
 
 try:
@@ -42,11 +44,13 @@ _AT_ONCE = 10
 @dataclass(frozen=True)
 class DataBucket:
     """A bucket of the cluster for run directories and data. `has_data`: earlier versions of objects
-    count."""
+    count, folders do not."""
 
     name: str
     location: str
     has_data: bool
+    hierarchical: bool = False
+    """Whether its folders are things of their own, which stay when their objects are deleted."""
 
 
 class StateBucket:
@@ -58,11 +62,14 @@ class StateBucket:
         self.name = plan.state_bucket
         self.prefix = plan.name
         self.title = f"gs://{self.name}"
-        # Google's own variable, by which its client finds a server for tests: it has no accounts.
-        emulated = "STORAGE_EMULATOR_HOST" in os.environ
-        credentials = AnonymousCredentials() if emulated else None  # type: ignore[no-untyped-call]
+        reached = endpoints()
+        options: dict[str, Any] = {}
+        if reached.is_emulated:
+            options["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        if (address := reached.address("storage")) is not None:
+            options["client_options"] = {"api_endpoint": address.rstrip("/")}
         with self.words():
-            self._client = storage.Client(project=plan.project, credentials=credentials)
+            self._client = storage.Client(project=plan.project, **options)
 
     def find(self) -> Any | None:
         """The bucket, or None where there is none of the name."""
@@ -213,7 +220,9 @@ class StateBucket:
             if not any(each.name == name for each in in_project):
                 return None
             listed = self._client.list_blobs(name, versions=True, max_results=1, **LIMITS)
-            return DataBucket(name, found.location.lower(), any(True for _ in listed))
+            has_data = any(True for _ in listed)
+            hierarchical = bool(found.hierarchical_namespace_enabled)
+            return DataBucket(name, found.location.lower(), has_data, hierarchical)
 
     def delete_objects(self, name: str) -> int:
         """Delete every object of a bucket with all versions; how many there were."""
@@ -221,6 +230,26 @@ class StateBucket:
             found = list(self._client.list_blobs(name, versions=True, **LIMITS))
             parallel_map(_delete_version, found, _AT_ONCE)
             return len(found)
+
+    def delete_folders(self, bucket: DataBucket) -> int:
+        """Delete every folder of a bucket whose objects are deleted, the innermost first; how many
+        there were. A folder with an object is refused, and so is a bucket with a folder
+        (https://cloud.google.com/storage/docs/delete-folders)."""
+        apis = google_apis(self._plan.project)
+        deleted = 0
+        # Managed folders, which have rights of their own, are in buckets of both kinds.
+        for method in ("folders", "managedFolders") if bucket.hierarchical else ("managedFolders",):
+            by_depth: dict[int, list[str]] = {}
+            for page in apis.pages("storage", f"{method}.list", bucket=bucket.name):
+                for each in page.get("items") or ():
+                    by_depth.setdefault(each["name"].rstrip("/").count("/"), []).append(
+                        each["name"]
+                    )
+            delete = partial(_delete_folder, apis, method, bucket.name)
+            for depth in sorted(by_depth, reverse=True):
+                parallel_map(delete, by_depth[depth], _AT_ONCE)
+                deleted += len(by_depth[depth])
+        return deleted
 
     def delete_bucket(self, name: str) -> None:
         """Delete an empty bucket."""
@@ -250,6 +279,15 @@ class StateBucket:
                 f"{place}: cannot be reached ({shown_text(str(error))})\nCheck the network, then"
                 " repeat the command"
             ) from None
+
+
+def _delete_folder(apis: GoogleApis, method: str, bucket: str, name: str) -> None:
+    key = method.removesuffix("s")
+    try:
+        apis.call("storage", f"{method}.delete", bucket=bucket, **{key: name})
+    except ApiError as error:
+        if error.refusal != "absent":
+            raise
 
 
 def _delete_version(blob: Any) -> None:

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drillyard.errors import UnreachableError, UserError
+from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.provider_errors import Diagnostic, provider_error
 from drillyard.provision.terraform_output import (
     EventLines,
@@ -43,13 +45,14 @@ MARK = "DRILLYARD_TERRAFORM"
 """In the environment of everything that one command of Terraform starts: a token of its own."""
 _NOT_INHERITED = re.compile(r"TF_CLI_ARGS.*|TF_(DATA_DIR|WORKSPACE|INPUT|LOG.*|VAR_.*)")
 """Variables that would move the state, change a command, or write secrets to a log."""
-_EMULATED = "STORAGE_EMULATOR_HOST"
-"""Google's own variable, by which its clients find a bucket for tests: it has no accounts."""
 _TEXT_ERROR = re.compile(
     r"Error: (?P<summary>[^\n]+)\n+(?P<detail>.*?)(?=\n\s*Error: |\Z)", re.DOTALL
 )
 _BOX = re.compile(r"^[│╷╵] ?", re.MULTILINE)
 _POLL_SECONDS = 0.2
+_UP, _DESTROY, _UNSAVED = "up.tfplan", "destroy.tfplan", "errored.tfstate"
+_WRITTEN = ("main.tf.json", "backend.tf.json", ".terraform.lock.hcl", _UP, _DESTROY, _UNSAVED)
+"""Files in the working directory; Terraform's directory .terraform beside them."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Terraform:
 
     def plan(self, *, destroy: bool = False) -> PlannedChanges:
         """Compare configuration, state and cloud; the saved plan. Raises UserError."""
-        file = self.directory / ("destroy.tfplan" if destroy else "up.tfplan")
+        file = self.directory / (_DESTROY if destroy else _UP)
         options = [*(["-destroy"] if destroy else []), "-lock=false", f"-out={file.name}"]
         self._checked("plan", "-input=false", "-json", *options)
         shown = self._checked("show", "-json", file.name)
@@ -158,7 +161,7 @@ class Terraform:
         """Run a command to its end. Raises UnreachableError past a limit, KeyboardInterrupt where
         it was asked to stop."""
         # Terraform writes it where the bucket does not take the state; the bucket's is older then.
-        unsaved = self.directory / "errored.tfstate"
+        unsaved = self.directory / _UNSAVED
         unsaved.unlink(missing_ok=True)
         self.saved_state = False
         token = secrets.token_hex(16)
@@ -320,15 +323,39 @@ def _ended(code: int, events: EventLines, stderr: IO[bytes]) -> _Ended:
 
 def _environment(token: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not _NOT_INHERITED.fullmatch(key)}
-    emulated = {"GOOGLE_OAUTH_ACCESS_TOKEN": "emulator"} if _EMULATED in os.environ else {}
+    reached = require_terraform_endpoints()
+    servers = reached.terraform_environment()
+    if not reached.is_emulated:
+        servers = {key: kept.get(key) or value for key, value in servers.items()}
     own = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", MARK: token}
-    return {**kept, **emulated, **own}
+    return {**kept, **servers, **own}
 
 
 def working_directory(project: str, cluster: str) -> Path:
     """The directory of a cluster's configuration, providers and saved plans: made again whenever it
     is missing."""
+    return _clusters() / project / cluster
+
+
+def status_directory(project: str, cluster: str) -> Path:
+    """That of `cluster status`, which holds no lock: an `up` may work at the same time."""
+    return working_directory(project, f"{cluster}.status")
+
+
+def remove_working_directory(directory: Path) -> None:
+    """Remove what commands have left in a working directory; files of others stay, with it."""
+    for name in _WRITTEN:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory / ".terraform")
+    for each in (directory, directory.parent, _clusters()):
+        with contextlib.suppress(OSError):
+            each.rmdir()
+
+
+def _clusters() -> Path:
     root = os.environ.get("DRILLYARD_CACHE") or Path(
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "drillyard"
     )
-    return Path(root).expanduser() / "clusters" / project / cluster
+    return Path(root).expanduser() / "clusters"

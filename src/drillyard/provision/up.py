@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drillyard.config.load import yaml_text
+from drillyard.config.yaml_document import parse_document
 from drillyard.errors import UserError
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.cluster_plan import ClusterPlan
@@ -24,7 +26,7 @@ from drillyard.provision.installer_images import (
     has_images,
     with_digests,
 )
-from drillyard.provision.launch_file import with_settings
+from drillyard.provision.launch_file import launch_values, with_values
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
 from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
@@ -104,17 +106,37 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
     return MadeCluster(context or "", {})
 
 
-def launch_config(path: Path, plan: ClusterPlan, made: MadeCluster, *, write: bool) -> str:
-    """The cluster config for `launch`: that at `path` with the settings that it lacks. `write`: put
-    them into the file."""
-    text = path.read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class LaunchConfig:
+    """The text of the cluster config for `launch`. `in_place`: it is the user's own text with what
+    it lacks; else one without comments, as it had to be written again."""
+
+    text: str
+    in_place: bool
+
+
+def launch_config(
+    path: Path, plan: ClusterPlan, made: MadeCluster, overrides: Sequence[str] = ()
+) -> LaunchConfig:
+    """The cluster config for `launch`: that at `path` with `overrides` (`--set`) and the settings
+    that it lacks."""
+    text = path.read_text(encoding="utf-8-sig")
     settings = dict(plan.launch_settings or {})
     if made.secrets:
         settings["kubernetes"] = {**settings.get("kubernetes", {}), "secrets": dict(made.secrets)}
-    complete = with_settings(text, settings)
-    if write and complete != text:
-        write_atomically(path, complete)
-    return complete
+    values = launch_values(parse_document(text, str(path)), overrides, settings)
+    changed = with_values(text, values)
+    if changed is None:
+        return LaunchConfig(yaml_text(values, width=100), in_place=False)
+    return LaunchConfig(changed, in_place=True)
+
+
+def write_launch_config(path: Path, config: LaunchConfig) -> bool:
+    """Put the config into the user's file; False: it would lose its comments, and stays as it
+    is."""
+    if config.in_place and config.text != path.read_text(encoding="utf-8-sig"):
+        write_atomically(path, config.text)
+    return config.in_place
 
 
 def _check_project(request: Request, stages: Stages) -> None:

@@ -1,5 +1,6 @@
 """A server for Cloud Storage on this machine, as Google's Python client and Terraform's gcs backend
-use it: buckets with labels, objects with generations, conditions and earlier versions.
+use it: buckets with labels, objects with generations, conditions and earlier versions, and folders,
+which an object makes in a hierarchical namespace, and which keep their bucket from being deleted.
 
 fake-gcs-server keeps neither labels nor earlier versions, deletes buckets that have objects, and
 ignores conditions of a deletion, all of which the state's bucket rests on.
@@ -31,6 +32,23 @@ class Version:
 class StoredBucket:
     settings: dict[str, Any]
     versions: list[Version] = field(default_factory=list)
+    folders: dict[str, set[str]] = field(
+        default_factory=lambda: {"folders": set(), "managedFolders": set()}
+    )
+    """By the kind of folder; names end in `/`."""
+
+    @property
+    def is_hierarchical(self) -> bool:
+        return bool(self.settings.get("hierarchicalNamespace", {}).get("enabled"))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.versions and not any(self.folders.values())
+
+    def is_used(self, folder: str) -> bool:
+        """Whether something is in a folder."""
+        names = [*(each.name for each in self.versions), *self.folders["folders"]]
+        return any(each.startswith(folder) and each != folder for each in names)
 
     @property
     def keeps_versions(self) -> bool:
@@ -47,7 +65,11 @@ class BucketServer:
 
     buckets: dict[str, StoredBucket] = field(default_factory=dict)
     on_request: Callable[[str, str], None] = lambda method, path: None
+    on_deleted: Callable[[str], None] = lambda bucket: None
+    """Called when a client has deleted a bucket."""
     refused: str = ""
+    number: str = "123456789012"
+    """Of the project whose buckets these are."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -81,6 +103,11 @@ class BucketServer:
         self._generation += 1
         made = Version(name, self._generation, data)
         place.versions.append(made)
+        if place.is_hierarchical:
+            parts = name.split("/")[:-1]
+            place.folders["folders"] |= {
+                "/".join(parts[:end]) + "/" for end in range(1, len(parts) + 1)
+            }
         return made
 
     @staticmethod
@@ -124,6 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
             bucket, _, rest = path.removeprefix("/storage/v1/b").lstrip("/").partition("/")
             if not rest:
                 return self._bucket(bucket, query, body)
+            kind, _, folder = rest.partition("/")
+            if kind in ("folders", "managedFolders"):
+                return self._folders(bucket, kind, unquote(folder), query)
             name = unquote(rest.removeprefix("o").lstrip("/"))
             if name:
                 return self._object(bucket, name, query, body)
@@ -137,23 +167,28 @@ class _Handler(BaseHTTPRequestHandler):
             named = [each for each in buckets if each.startswith(query.get("prefix", ""))]
             found = [buckets[each].settings for each in named]
             of = query["project"]
-            return self._answer({"items": [each for each in found if each.get("of", of) == of]})
+            own = [self._shown(each) for each in found if each.get("of", of) == of]
+            return self._answer({"items": own})
         if self.command == "POST":
             settings = json.loads(body)
             if settings["name"] in buckets:
                 return self._fail(409, "You already own this bucket")
             buckets[settings["name"]] = StoredBucket(settings)
-            return self._answer(settings)
+            return self._answer(self._shown(settings))
         if name not in buckets:
             return self._fail(404, "The specified bucket does not exist.")
         if self.command == "DELETE":
-            if buckets[name].versions:
+            if not buckets[name].is_empty:
                 return self._fail(409, "The bucket you tried to delete is not empty.")
             del buckets[name]
+            self.store.on_deleted(name)
             return self._send(204, b"")
         if self.command == "PATCH":
             buckets[name].settings.update(json.loads(body))
-        return self._answer(buckets[name].settings)
+        return self._answer(self._shown(buckets[name].settings))
+
+    def _shown(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"projectNumber": self.store.number, **settings}
 
     def _objects(self, bucket: str, query: dict[str, str], body: bytes) -> None:
         place = self.store.buckets.get(bucket)
@@ -173,6 +208,25 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         most = int(query.get("maxResults", len(found) or 1))
         return self._answer({"items": [_shown(bucket, each) for each in found[:most]]})
+
+    def _folders(self, bucket: str, kind: str, name: str, query: dict[str, str]) -> None:
+        place = self.store.buckets.get(bucket)
+        if place is None or (name and name not in place.folders[kind]):
+            return self._fail(404, "The specified folder or bucket does not exist.")
+        if kind == "folders" and not place.is_hierarchical:
+            return self._fail(409, "The bucket has no hierarchical namespace.")
+        if not name:
+            # In pages, as the service gives them.
+            found = sorted(place.folders[kind])
+            begin = int(query.get("pageToken", 0))
+            more = {"nextPageToken": str(begin + 2)} if len(found) > begin + 2 else {}
+            items = [{"name": each, "bucket": bucket} for each in found[begin : begin + 2]]
+            return self._answer({"items": items, **more})
+        if place.is_used(name):
+            return self._fail(409, "The folder you tried to delete is not empty.")
+        place.folders[kind].discard(name)
+        place.folders["managedFolders"].discard(name)
+        return self._send(204, b"")
 
     def _object(self, bucket: str, name: str, query: dict[str, str], body: bytes) -> None:
         place = self.store.buckets.get(bucket)

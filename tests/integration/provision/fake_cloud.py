@@ -80,6 +80,8 @@ class FakeCloud:
     """Called for each create and delete; may refuse with a message."""
     on_begin: Callable[..., None] = lambda *words: None
     """Called with verb, kind and name when a change begins."""
+    computed: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda kind, value: {}
+    """What the cloud sets on an object of a kind, in place of made-up values."""
     closed: threading.Event = field(default_factory=threading.Event)
     """Ends what hangs."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -140,6 +142,8 @@ class FakeCloud:
         if planned is not None and prior is None:
             _fill(_SCHEMA["resources"][request.type_name], planned, None)
         elif planned is not None:
+            # Blocks, too, which are not proposed where the config has none.
+            planned |= {name: prior[name] for name in self.computed(request.type_name, prior)}
             replaced = [
                 name
                 for kind, name in self.replaced_by
@@ -162,6 +166,7 @@ class FakeCloud:
         if planned is not None:
             made_of = _name(kind, planned)
             _fill(_SCHEMA["resources"][kind], planned, lambda name, of: _made(made_of, name, of))
+            planned |= self.computed(kind, planned) if prior is None else {}
         value = prior if planned is None else planned
         refused = self._refusal(verb, kind, value)
         if refused is not None:
@@ -224,7 +229,9 @@ class FakeCloud:
 
 
 def _keys(value: dict[str, Any]) -> list[str]:
-    """Those that the config gives, and not the cloud (`_made`)."""
+    """Those that the config gives, and not the cloud (`_made`, `FakeCloud.computed`)."""
+    if isinstance(value.get("account_id"), str):
+        return ["account_id"]
     texts = [name for name in _IDENTITY if isinstance(value.get(name), str)]
     return [name for name in texts if not value[name].startswith(f"{name}.of.")]
 

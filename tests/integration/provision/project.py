@@ -43,11 +43,13 @@ _CLUSTER = {
 class Project:
     """`settings`: of cluster.yaml, over a small cluster's."""
 
+    state_bucket = STATE
+
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.cloud = FakeCloud(on_change=self._storage)
-        self.store = BucketServer()
+        self.store = BucketServer(on_deleted=self._bucket_deleted)
         self.registry = RegistryServer()
         self._provider = Provider(self.cloud)
         self.config = directory / "c.yaml"
@@ -64,6 +66,8 @@ class Project:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "STORAGE_EMULATOR_HOST": self.store.endpoint,
+            # Cloud Storage alone is asked: the stages of the tests answer for the others.
+            "DRILLYARD_GOOGLE_ENDPOINT": "http://127.0.0.1:9",
         }
         self.commands: list[subprocess.Popen[str]] = []
 
@@ -90,11 +94,8 @@ class Project:
 
     def start(self, verb: str, *options: str) -> subprocess.Popen[str]:
         """Start a command; its output is a pipe, its errors are one too."""
-        stages = self.directory / "stages.json"
-        stages.write_text(json.dumps(self._stages), encoding="utf-8")
-        command = [sys.executable, "-m", "tests.integration.provision.run_command"]
         started = subprocess.Popen(
-            [*command, verb, str(self.config), str(stages), *options],
+            [*self._command(verb), *options],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -104,6 +105,13 @@ class Project:
         )
         self.commands.append(started)
         return started
+
+    def _command(self, verb: str) -> list[str]:
+        """The command without its options."""
+        stages = self.directory / "stages.json"
+        stages.write_text(json.dumps(self._stages), encoding="utf-8")
+        module = "tests.integration.provision.run_command"
+        return [sys.executable, "-m", module, verb, str(self.config), str(stages)]
 
     def run(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
         """A command to its end."""
@@ -131,9 +139,9 @@ class Project:
     @property
     def state(self) -> list[str]:
         """The addresses of the state."""
-        if STATE not in self.store.buckets:
+        if self.state_bucket not in self.store.buckets:
             return []
-        content = json.loads(self.store.text(STATE, "c/default.tfstate"))
+        content = json.loads(self.store.text(self.state_bucket, "c/default.tfstate"))
         return sorted(
             f"{each['type']}.{each['name']}"
             for each in content["resources"]
@@ -144,7 +152,7 @@ class Project:
         """The cluster is there, once, with nothing else, and the state has all of it."""
         assert self.cloud.kinds() == self.wanted
         names = {
-            (identity[0], value["name"].rpartition("/")[2])
+            (identity[0], value["name"].rpartition("/")[2].partition("@")[0])
             for identity, value in self.cloud.objects.items()
             if isinstance(value.get("name"), str) and "_iam_" not in identity[0]
         }
@@ -154,18 +162,24 @@ class Project:
                 each.kind,
                 each.name.partition("@")[0] if "service_account" in each.kind else each.name,
             )
-            for each in self.plan.resources
+            for each in self.plan.made_by_terraform
             if each.kind in kinds
         }
         assert self.state == sorted(
             each.address for each in self.plan.resources if each.made_by == "terraform"
         )
         images = ["c/images.json"] if has_images(self.plan) else []
-        assert sorted(self.store.names(STATE)) == ["c/default.tfstate", *images]
+        assert sorted(self.store.names(self.state_bucket)) == ["c/default.tfstate", *images]
 
     def require_nothing(self) -> None:
         assert self.cloud.objects == {}
         assert self.store.buckets == {}
+        left = [*(self.directory / "cache").rglob("*")]
+        assert left == [], left
+
+    def _bucket_deleted(self, name: str) -> None:
+        """A bucket of the bucket server is one of the provider too."""
+        self.cloud.objects.pop(("google_storage_bucket", name), None)
 
     def _storage(self, verb: str, kind: str, value: dict[str, Any]) -> str | None:
         """A data bucket of the provider is one of the bucket server too."""
@@ -173,9 +187,11 @@ class Project:
         if kind == "google_storage_bucket" and verb == "create":
             labels = value.get("labels") or {}
             place = {"name": value["name"], "labels": labels, "location": "US-CENTRAL1"}
+            namespace = (value.get("hierarchical_namespace") or [{}])[0]
+            place["hierarchicalNamespace"] = {"enabled": bool(namespace.get("enabled"))}
             buckets[value["name"]] = StoredBucket(place)
         elif kind == "google_storage_bucket":
-            if buckets[value["name"]].versions:
+            if not buckets[value["name"]].is_empty:
                 return "googleapi: Error 409: The bucket you tried to delete is not empty."
             del buckets[value["name"]]
         return None

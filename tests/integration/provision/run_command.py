@@ -104,7 +104,7 @@ def main() -> int:
         if verb == "up":
             secrets = ["HF_TOKEN"] if "--secret" in options else []
             cluster = bring_up(request, Stages(**named), secrets)
-            print(launch_config(Path(config), plan, cluster, write="--write" in options), end="")
+            print(launch_config(Path(config), plan, cluster).text, end="")
             return 0
         chosen = DownOptions("--delete-data" in options, "--ignore-runs" in options, 0.05)
         return take_down(request, Stages(**named), chosen)

@@ -272,3 +272,23 @@ def test_a_change_that_needs_another_control_plane_is_refused(project: Project) 
     refused = project.run("up", "--yes")
     assert refused.returncode == 2 and f"drillyard cluster down {project.config}" in refused.stderr
     assert not any(line.startswith(f"delete {kind}") for line in project.cloud.log)
+
+
+def test_folders_of_a_bucket_go_with_it(make_project: Callable[..., Project]) -> None:
+    project = make_project(storage={"bucket": "c-runs"})
+    project.up()
+    project.store.put("c-runs", "run/checkpoints/1/model", b"weights")
+    project.store.buckets["c-runs"].folders["managedFolders"].add("run/")
+    kept = project.down()
+    assert "gs://c-runs has data" in kept.stderr
+    assert project.store.names("c-runs") == ["run/checkpoints/1/model"]
+    removed = project.down("--delete-data")
+    assert "deleted 3 folders of gs://c-runs" in removed.stderr
+    project.require_nothing()
+
+    # Folders are no data: without objects they go unasked.
+    project.up()
+    project.store.put("c-runs", "run/model", b"weights")
+    project.store.buckets["c-runs"].versions.clear()
+    project.down()
+    project.require_nothing()

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from drillyard.cli.main import main
 from drillyard.errors import UserError
-from drillyard.provision import helm_releases, kubernetes_stage
+from drillyard.provision import helm_releases, kubernetes_stage, up
 from drillyard.provision.cluster_plan import ChartRelease
 from drillyard.provision.cluster_session import real_stages
 from drillyard.provision.google import api, leaks, preflight
@@ -26,6 +27,7 @@ consumption: spot
 kubernetes: {namespace: team}
 cluster: {cpu_pool: {machine: c3-standard-8}}
 """
+POOLS = "[{name: more, consumption: on-demand, machine: a3-highgpu-8g, nodes: 3}]"
 HARDWARE = "cpu_machines: [{name: c3-standard-8, cloud: gcp, vcpus: 8, cpu_quota: C3_CPUS}]\n"
 
 
@@ -78,6 +80,32 @@ def test_commands_after_up_take_its_hardware(
     assert ended.value.code == code, printed
     assert "c3-standard-8" not in printed
     assert "terraform" in printed or "Kubernetes" in printed
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("flow", [False, True])
+def test_the_file_for_launch_has_what_set_gave(
+    files: tuple[Path, Path],
+    written: bool,
+    flow: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = files[0]
+    path.write_text(CONFIG.replace("cluster: {cpu_pool: {machine: c3-standard-8}}\n", ""))
+    if flow:
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()), default_flow_style=True))
+    monkeypatch.setattr(up, "bring_up", lambda *_: up.MadeCluster("context", {}))
+    words = ["--set", "nodes=16", "--set", f"cluster.pools={POOLS}"]
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", "up", str(path), "--yes", *words, *(["--write"] if written else [])])
+    printed, errors = capsys.readouterr()
+    assert ended.value.code in (0, None), errors
+    found = yaml.safe_load(path.read_text() if written else printed)
+    assert found["nodes"] == 16 and found["cluster"]["pools"] == yaml.safe_load(POOLS)
+    assert found["kubernetes"]["namespace"] == "team"
+    assert found["kubernetes"]["queue"] == "lab-spot"
+    assert yaml.safe_load(path.read_text())["nodes"] == (16 if written else 2)
 
 
 def test_a_release_of_another_config_is_not_replaced() -> None:

@@ -350,8 +350,9 @@ def test_the_script_calls_each_program_with_what_it_needs(tmp_path: Path) -> Non
     own = ChartRelease("run-chart", "runs", "drillyard-run", "0.1.0", {"a": 1})
     theirs = ChartRelease("kueue", "kueue-system", "oci://registry.test/kueue", "0.17.1", {})
     cluster = PlannedResource("google_container_cluster.c", "google_container_cluster", "lab", "r")
+    made = {"resource": {"google_storage_bucket": {"runs": {"name": "lab-runs"}}}}
     found = ClusterPlan(
-        "lab", "gke", "p", "r", "r-a", (), {}, "state", (cluster,), releases=(theirs, own)
+        "lab", "gke", "p", "r", "r-a", (), made, "state", (cluster,), releases=(theirs, own)
     )
     out = tmp_path / "out"
     for path, (text, _) in plan_directory(found, ()).items():
@@ -374,6 +375,8 @@ def test_the_script_calls_each_program_with_what_it_needs(tmp_path: Path) -> Non
     # The way back is in the other order.
     assert readme.index("helm uninstall run-chart") < readme.index("helm uninstall kueue")
     assert readme.index("helm uninstall kueue") < readme.index("terraform destroy")
+    # Terraform keeps a bucket that has folders.
+    assert "gcloud storage rm --recursive gs://lab-runs\n" in readme
 
 
 def test_a_plan_of_nothing_but_its_name_can_be_shown() -> None:

@@ -1,7 +1,7 @@
 """The names on a cluster that `drillyard cluster up` has made, which are a run's defaults there.
 
-A cluster config of platform gke that has a section `cluster:`, or no section `kubernetes:`, is that
-of such a cluster: its runs need no queue, namespace or service account in the file. The chart
+A cluster config of platform gke that has a section `cluster:`, or no settings of `kubernetes:`, is
+that of such a cluster: its runs need no queue, namespace or service account in the file. The chart
 `drillyard-cluster` gets the same names (`provision/cluster_chart.py`).
 """
 
@@ -41,9 +41,9 @@ def completed(cluster: ClusterConfig) -> ClusterConfig:
     """The config of such a cluster with its section `cluster:` and, of its section `kubernetes:`,
     every default that the file does not replace; any other config as it is."""
     section: KubernetesConfig | None = getattr(cluster, "kubernetes", None)
-    if cluster.cluster is None and section is None:
-        cluster = cluster.model_copy(update={"cluster": CreationConfig()})
     given = frozenset() if section is None else section.model_fields_set
+    if cluster.cluster is None and not given:
+        cluster = cluster.model_copy(update={"cluster": CreationConfig()})
     missing = {key: value for key, value in section_defaults(cluster).items() if key not in given}
     if not missing:
         return cluster

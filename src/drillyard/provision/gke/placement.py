@@ -12,7 +12,7 @@ from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import named
+from drillyard.provision.gke.names import described, named
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 
@@ -73,6 +73,7 @@ def _domain_policy(document: TerraformDocument, settings: GkeSettings, machine: 
         label,
         {
             "name": named(name),
+            "description": described(settings.name),
             "region": because(
                 settings.region, "where the nodes are", "cluster.yaml: location.region"
             ),

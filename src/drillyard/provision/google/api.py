@@ -1,20 +1,17 @@
 """Google Cloud's own client for the services that `drillyard cluster` asks.
 
 The client is google-api-python-client with the descriptions of the services that it ships, so a
-call needs no look-up first. Everything asked here only reads, and is repeated after 429, 5xx and a
-lost connection, with growing pauses, for RETRY_SECONDS.
+call needs no look-up first. Everything asked here only reads, or deletes what may be gone already,
+and is repeated after 429, 5xx and a lost connection, with growing pauses, for RETRY_SECONDS.
 
-Every address comes from this module: that of the service, or the one of the environment variable
-DRILLYARD_GOOGLE_ENDPOINT (private endpoints, servers for tests). Where it begins with http:// no
-credentials are sent. No message contains a token: addresses are never printed, and what is said of
-an answer is Google's own message, cut.
+Every address is the service's own, or the one of `endpoints.py`. No message contains a token:
+addresses are never printed, and what is said of an answer is Google's own message, cut.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import threading
 import time
@@ -27,6 +24,7 @@ from http.client import HTTPException
 from typing import Any, Literal
 
 from drillyard.errors import MissingExtraError, UserError
+from drillyard.provision.google.endpoints import Endpoints, endpoints
 
 try:
     import google.auth
@@ -42,7 +40,6 @@ except ImportError as _error:
         f"package {_error.name} is missing: pip install 'drillyard[gcp]'"
     ) from None
 
-ENDPOINT_VARIABLE = "DRILLYARD_GOOGLE_ENDPOINT"
 LOGIN = "gcloud auth application-default login"
 RETRY_SECONDS = 60.0
 CALL_SECONDS = 60.0
@@ -139,22 +136,15 @@ def google_apis(
 ) -> GoogleApis:
     """The services as they answer for `project`. Nothing is asked yet; the credentials of this
     machine (application default credentials) are read at the first call."""
-    return GoogleApis(project, endpoint or os.environ.get(ENDPOINT_VARIABLE), credentials)
-
-
-def address_of(service: str, endpoint: str) -> str:
-    """Where `service` is reached by an endpoint: `{service}` in it becomes the service's name, else
-    the name is appended as a path."""
-    named = endpoint if "{service}" in endpoint else endpoint.rstrip("/") + "/{service}"
-    return named.replace("{service}", service).rstrip("/") + "/"
+    return GoogleApis(project, Endpoints(endpoint) if endpoint else endpoints(), credentials)
 
 
 class GoogleApis:
     """Calls of Google's services; may be used from several threads."""
 
-    def __init__(self, project: str, endpoint: str | None, credentials: Any) -> None:
+    def __init__(self, project: str, reached: Endpoints, credentials: Any) -> None:
         self.project = project
-        self._endpoint = endpoint
+        self._endpoints = reached
         self._credentials = credentials
         self._numbers: dict[str, str | None] = {}
         self._silent: dict[str, float] = {}
@@ -171,6 +161,8 @@ class GoogleApis:
         Raises ApiError for a refusal and CredentialsError.
         """
         answer = self._ask(service, method, parameters)
+        if not answer and method.endswith(".delete"):
+            return {}
         if not isinstance(answer, dict):
             raise ApiError(service, "other", f"{service}: {method}: the answer is not JSON")
         return answer
@@ -263,9 +255,8 @@ class GoogleApis:
 
     def _service(self, key: str) -> Any:
         name, _, version = key.partition("/")
-        base = None
-        if self._endpoint is not None:
-            base = address_of(name, self._endpoint) + _PATHS.get(name, "")
+        address = self._endpoints.address(name)
+        base = None if address is None else address + _PATHS.get(name, "")
         return _service(name, version or _VERSIONS[name], base)
 
     def _http(self) -> Any:
@@ -282,7 +273,7 @@ class GoogleApis:
         return self._thread.http
 
     def _loaded_credentials(self) -> Any:
-        if self._endpoint is not None and self._endpoint.startswith("http://"):
+        if self._endpoints.is_emulated:
             return None
         with self._lock:
             if self._credentials is None:

@@ -15,7 +15,8 @@ NONE, SOME, UNKNOWN = 0, 1, 3
 @dataclass(frozen=True)
 class Leak:
     """One thing that is left. `usd_per_day` None: no price is known. `command` deletes it;
-    `deleted_with`: it does so by deleting this other leak. Empty: gcloud has none."""
+    `deleted_with`: it does so by deleting this other leak. Empty: gcloud has none, or it would
+    delete data, and `why` has it."""
 
     kind: str
     name: str

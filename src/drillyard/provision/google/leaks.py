@@ -6,7 +6,7 @@ it, and they work in the order in which they are given.
 
 `none` is said only where every list was given in full. Reservations are shown apart: they are
 bought for longer than a cluster. Cost: about 70 requests, 8 at a time, and one for each managed
-instance group of the cluster.
+instance group and each bucket that is left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from drillyard.hardware.catalog import Catalog, catalog
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.google.api import GoogleApis
+from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.assets import Asset, search_assets, things_of_gaps, unlisted
 from drillyard.provision.google.inventory import (
     Gap,
@@ -72,7 +72,7 @@ def find_leaks(
     if plan.existing_bucket is not None:
         owned |= {f"google_storage_bucket//{plan.existing_bucket}"}
     state = _State(owned, plan.state_bucket)
-    report = _Report(apis.project, known, ownership, reasons, things, state)
+    report = _Report(apis, known, ownership, reasons, things, state)
     return LeakReport(
         cluster=plan.name,
         project=apis.project,
@@ -119,14 +119,14 @@ class _Report:
 
     def __init__(
         self,
-        project: str,
+        apis: GoogleApis,
         facts: Catalog,
         ownership: Ownership,
         reasons: Mapping[str, str],
         things: Mapping[str, Thing],
         state: _State,
     ) -> None:
-        self._project, self._facts, self._ownership = project, facts, ownership
+        self._apis, self._facts, self._ownership = apis, facts, ownership
         self._reasons, self._things, self._state = reasons, things, state
 
     def leaks(self) -> list[Leak]:
@@ -143,21 +143,31 @@ class _Report:
 
     def leak(self, thing: Thing, why: str, holder: Thing | None) -> Leak:
         """The leak of one thing, deleted with `holder` or by a command of its own."""
+        command = (holder or thing).command(self._apis.project)
+        if thing.kind == "google_storage_bucket" and thing.name != self._state.bucket:
+            why, command = self._of_data_bucket(thing, why)
         return Leak(
             kind=thing.kind,
             name=thing.name,
             location=thing.location,
             why=why,
             usd_per_day=usd_per_day(thing, self._facts),
-            command=self._command(holder or thing),
+            command=command,
             deleted_with=f"{kind_title(holder.kind)} {holder.name}" if holder else "",
         )
 
-    def _command(self, thing: Thing) -> str:
-        if thing.kind == "google_storage_bucket" and thing.name != self._state.bucket:
-            # Refused while there is data: `down` keeps such a bucket on purpose.
-            return f"gcloud storage buckets delete gs://{thing.name} --project={self._project}"
-        return thing.command(self._project)
+    def _of_data_bucket(self, thing: Thing, why: str) -> tuple[str, str]:
+        """Why a bucket is the cluster's, and the command that deletes it, if that costs no data:
+        `down` keeps such a bucket on purpose."""
+        project = self._apis.project
+        with_all = thing.command(project)
+        has_data = _has_objects(self._apis, thing.name)
+        if has_data is not False:
+            what = "has data" if has_data else "may have data (it does not say so)"
+            return f"{why}; {what}, which this deletes with it: {with_all}", ""
+        if (thing.body.get("hierarchicalNamespace") or {}).get("enabled"):
+            return why, with_all  # Its folders keep it from being deleted alone.
+        return why, f"gcloud storage buckets delete gs://{thing.name} --project={project}"
 
     def _holder(self, thing: Thing) -> tuple[bool, Thing | None]:
         """Whether the state's own things answer for it, and else what its deletion goes with."""
@@ -172,6 +182,15 @@ class _Report:
             return thing.part is None or not thing.part.goes_with_parent, None
         covered, further = self._holder(holder)
         return covered, further or holder
+
+
+def _has_objects(apis: GoogleApis, bucket: str) -> bool | None:
+    """Whether a bucket has objects, or earlier versions of some; None: it does not say so."""
+    try:
+        listed = apis.call("storage", "objects.list", bucket=bucket, versions=True, maxResults=1)
+    except ApiError as error:
+        return False if error.refusal == "absent" else None
+    return bool(listed.get("items"))
 
 
 def _order(thing: Thing) -> tuple[float, bool, str]:

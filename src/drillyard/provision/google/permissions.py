@@ -98,6 +98,7 @@ READ_RIGHTS: tuple[str, ...] = tuple(
             "serviceusage.services.use",
             "storage.buckets.get",
             "storage.objects.get",
+            "storage.objects.list",
         }
     )
 )

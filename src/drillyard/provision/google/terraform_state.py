@@ -26,7 +26,7 @@ def owned_by_state(plan: ClusterPlan, apis: GoogleApis) -> frozenset[str]:
     if content is None:
         return frozenset()
     try:
-        return frozenset(_keys(json.loads(content)))
+        return frozenset(state_keys(json.loads(content)))
     except (ValueError, AttributeError, TypeError, KeyError):
         raise UserError(
             f"gs://{plan.state_bucket}/{name}: is not a state of Terraform; an earlier version of"
@@ -34,7 +34,8 @@ def owned_by_state(plan: ClusterPlan, apis: GoogleApis) -> frozenset[str]:
         ) from None
 
 
-def _keys(state: Mapping[str, Any]) -> Iterator[str]:
+def state_keys(state: Mapping[str, Any]) -> Iterator[str]:
+    """`kind/location/name` of each resource of a state."""
     for resource in state["resources"]:
         for instance in resource["instances"] if resource["mode"] == "managed" else ():
             attributes = instance["attributes"]

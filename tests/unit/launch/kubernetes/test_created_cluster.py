@@ -25,7 +25,14 @@ def section(more: str = "", machine: str = "a4-highgpu-8g") -> KubernetesConfig:
 
 
 @pytest.mark.parametrize(
-    "more", ["", "cluster: {}\n", "cluster: {}\nkubernetes: {grace_seconds: 5}\n"]
+    "more",
+    [
+        "",
+        "kubernetes: {}\n",
+        "kubernetes:\n",
+        "cluster: {}\n",
+        "cluster: {}\nkubernetes: {grace_seconds: 5}\n",
+    ],
 )
 def test_a_file_of_a_created_cluster_needs_no_names(more: str) -> None:
     found = section(more)

@@ -36,7 +36,8 @@ def local_server() -> Iterator[LocalServer]:
 def cloud(local_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
     monkeypatch.setattr(api, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(api, "RETRY_SECONDS", 2.0)
-    monkeypatch.setenv(api.ENDPOINT_VARIABLE, local_server.address)
+    monkeypatch.setenv("DRILLYARD_GOOGLE_ENDPOINT", local_server.address)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     made = GoogleCloud()
     local_server.serve(made)
     return made

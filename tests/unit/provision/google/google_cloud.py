@@ -167,6 +167,10 @@ class GoogleCloud:
         if path.startswith("b/") and "/o/" in path:
             bucket, _, name = path.removeprefix("b/").partition("/o/")
             return self.objects.get(f"{bucket}/{urllib.parse.unquote(name)}")
+        if path.endswith("/o"):
+            bucket = path.removeprefix("b/").removesuffix("/o")
+            names = sorted(each for each in self.objects if each.startswith(f"{bucket}/"))
+            return {"items": [{"name": each.partition("/")[2]} for each in names]}
         if path != "b":
             return self.things.get(("storage", path))
         found = [

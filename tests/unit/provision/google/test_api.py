@@ -138,7 +138,7 @@ def test_no_message_has_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_credentials_are_one_error_with_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.delenv(api.ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.delenv("DRILLYARD_GOOGLE_ENDPOINT", raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
@@ -159,18 +159,6 @@ def test_expired_credentials_are_one_error_with_the_command(
     cloud.refuse("compute", status=401, reason="ACCESS_TOKEN_EXPIRED")
     with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
         networks(apis)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "address"),
-    [
-        ("http://127.0.0.1:80", "http://127.0.0.1:80/compute/"),
-        ("http://127.0.0.1:80/", "http://127.0.0.1:80/compute/"),
-        ("https://{service}-psc.p.googleapis.com", "https://compute-psc.p.googleapis.com/"),
-    ],
-)
-def test_one_variable_gives_the_address_of_each_service(endpoint: str, address: str) -> None:
-    assert api.address_of("compute", endpoint) == address
 
 
 def test_an_answer_that_is_no_json_is_an_error() -> None:

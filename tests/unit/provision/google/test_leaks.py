@@ -363,12 +363,25 @@ def planned(directory: Path, machine: str, consumption: str) -> ClusterPlan:
     return plan_cluster(load_cluster_config(directory / "cluster.yaml"))
 
 
+@pytest.mark.parametrize("hierarchical", [False, True])
 def test_the_data_of_a_kept_bucket_is_safe_from_the_commands(
-    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan, hierarchical: bool
 ) -> None:
-    cloud.add("storage", "b/acme-runs", labels=OURS, location="US-CENTRAL1")
+    body = {"labels": OURS, "hierarchicalNamespace": {"enabled": hierarchical}}
+    cloud.add("storage", "b/acme-runs", location="US-CENTRAL1", **body)
+    everything = "gcloud storage rm --recursive gs://acme-runs --project=acme-ml"
+    alone = "gcloud storage buckets delete gs://acme-runs --project=acme-ml"
+    report = find_leaks(plan, apis, frozenset())
+    # Folders, which hold no data, keep a bucket from being deleted alone.
+    assert report.commands == (everything if hierarchical else alone,)
+    cloud.objects["acme-runs/run/model"] = b"weights"
+    cloud.objects["acme-runs-2/other"] = b"of another bucket"
+    report = find_leaks(plan, apis, frozenset())
+    (leak,) = report.leaks
+    assert report.commands == () and everything in leak.why and shape(everything) in ACCEPTED
+    cloud.refuse("storage", "/o$")
     (leak,) = find_leaks(plan, apis, frozenset()).leaks
-    assert leak.command.startswith("gcloud storage buckets delete gs://acme-runs ")
+    assert leak.command == "" and everything in leak.why
     # The config takes it as it is.
     assert find_leaks(replace(plan, existing_bucket="acme-runs"), apis, frozenset()).leaks == ()
 

@@ -15,7 +15,6 @@ from tests.unit.provision.google.google_cloud import DISABLED, PROJECT, GoogleCl
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.google import api
 from drillyard.provision.google.api import GoogleApis, google_apis
 from drillyard.provision.google.capacity_checks import check_reservations
 from drillyard.provision.google.findings import ProjectFinding
@@ -92,7 +91,7 @@ def test_a_project_that_is_ready_has_no_findings(
 def test_no_credentials_are_unknown_and_one_finding(
     plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(api.ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.delenv("DRILLYARD_GOOGLE_ENDPOINT", raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
