@@ -186,6 +186,7 @@ class JobMembers:
                 "name": str(hello.get("name"))[:_MOST_CHARACTERS],
                 "address": peer,
                 "host": str(hello.get("host"))[:_MOST_CHARACTERS],
+                "rack": str(hello.get("rack") or "")[:_MOST_CHARACTERS],
                 "mesh_port": ports[0],
                 "rendezvous_port": ports[1],
             }
