@@ -10,25 +10,25 @@ import pytest
 
 from drillyard.acceptance.job import node_files
 
-FILES = {Path(file.path).name: file.content for file in node_files()}
+SHIPPED = {Path(file.path).name: file.content for file in node_files()}
 OF_PYTHON_3_10 = {"pairwise", "TypeAlias", "anext"}
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_is_for_python_3_9_and_its_standard_library(file: str) -> None:
-    tree = ast.parse(FILES[file], feature_version=(3, 9))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
+    tree = ast.parse(SHIPPED[name], feature_version=(3, 9))
     allowed = set(sys.stdlib_module_names)
-    if file.startswith("torch_") or file == "ranks.py":
+    if name.startswith("torch_") or name == "ranks.py":
         allowed.add("torch")
     for each in ast.walk(tree):
         if isinstance(each, ast.Import):
-            assert {name.name.split(".")[0] for name in each.names} <= allowed
+            assert {alias.name.split(".")[0] for alias in each.names} <= allowed
         elif isinstance(each, ast.ImportFrom) and each.level == 0:
             module = (each.module or "").split(".")[0]
-            assert module in allowed or f"{module}.py" in FILES
-            assert not {name.name for name in each.names} & OF_PYTHON_3_10
+            assert module in allowed or f"{module}.py" in SHIPPED
+            assert not {alias.name for alias in each.names} & OF_PYTHON_3_10
         elif isinstance(each, ast.ImportFrom) and each.module:
-            assert f"{each.module}.py" in FILES
+            assert f"{each.module}.py" in SHIPPED
         elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
             strict = any(keyword.arg == "strict" for keyword in each.keywords)
             assert not (each.func.id == "zip" and strict)
