@@ -5,13 +5,19 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drillyard.cli.cluster_changes import down, up
 from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
 from drillyard.cli.options import AsJson, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drillyard.provision.cluster_plan import ClusterPlan
+    from drillyard.provision.existing_objects import ObjectState
 
 SHOW = "Show the plan"
 
@@ -63,7 +69,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what `up` would make: pools, networks, prices and quotas. Asks no cloud without --check,
-    changes nothing, and needs no terraform.
+    changes nothing, and needs no terraform. Of a cluster that exists (platform kubernetes): what of
+    it is there, what will be added, and what conflicts.
 
     --json prints it for programs (`drillyard schema cluster-plan`), Terraform's main.tf.json
     included.
@@ -93,15 +100,18 @@ def plan(
     elif explain:
         print(explanation(f"cluster {found.name}", found.fields), end="")
     elif as_json:
-        print(plan_document(found, of_use).as_text())
+        objects = None if found.terraform else _states_or_none(found)
+        print(plan_document(found, of_use, objects).as_text())
     else:
         given = [("--set", each) for each in overrides or ()]
         given += [("--hardware", str(hardware))] if hardware else []
         given += [("--price", each) for each in price or ()]
         options = "".join(f" {shlex.join(pair)}" for pair in given)
-        print(plan_text(found, of_use, str(config), options), end="")
+        lines, code = ([], 0) if found.terraform else _on_cluster(found, check=check)
+        print(plan_text(found, of_use, str(config), options, lines), end="")
+        if not found.terraform:
+            raise typer.Exit(code)
     if check:
-        require_created(found)
         from drillyard.provision.google.api import google_apis
         from drillyard.provision.google.preflight import check_project, findings_text
 
@@ -109,6 +119,34 @@ def plan(
         print(f"\n{findings_text(found.project, findings)}")
         levels = {each.level for each in findings}
         raise typer.Exit(1 if "error" in levels else 3 if "unknown" in levels else 0)
+
+
+def _on_cluster(plan: ClusterPlan, *, check: bool) -> tuple[list[str], int]:
+    """What a cluster that exists has and lacks, and the exit code of `--check`."""
+    from drillyard.errors import UserError
+    from drillyard.provision.existing_objects import compare_existing, states_text
+    from drillyard.provision.kubeconfig_context import context_name
+
+    try:
+        found = compare_existing(plan, context_name(plan))
+    except UserError as error:
+        return ["on the cluster: unknown", f"  {error}".replace("\n", "\n  ")], 3 if check else 0
+    lines = ["on the cluster", *(f"  {line}" for line in states_text(found.states))]
+    return lines, int(check and bool(found.refusals))
+
+
+def _states_or_none(plan: ClusterPlan) -> Sequence[ObjectState] | None:
+    """What a cluster that exists has; None, and the reason on standard error, where it cannot be
+    asked."""
+    from drillyard.errors import UserError
+    from drillyard.provision.existing_objects import compare_existing
+    from drillyard.provision.kubeconfig_context import context_name
+
+    try:
+        return compare_existing(plan, context_name(plan)).states
+    except UserError as error:
+        print(f"on the cluster: unknown: {error}", file=sys.stderr)
+        return None
 
 
 def leaks(
@@ -157,5 +195,5 @@ def status(
     if as_json:
         print_json(found.as_json())
     else:
-        typer.echo(status_text(found))
+        typer.echo(status_text(found, shlex.quote(str(config))))
     raise typer.Exit(3 if found.objects is None else int(not found.ready))

@@ -30,6 +30,11 @@ ShortName = Annotated[
     ),
 ]
 """The name of a cluster or a node pool: Google refuses a longer one only when it makes it."""
+PinnedImage = Annotated[
+    str,
+    Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$"),
+    Allowed("an image with its tag and digest: IMAGE:TAG@sha256:DIGEST"),
+]
 LabelKey = Annotated[
     str,
     Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$"),
@@ -170,6 +175,13 @@ class CreationConfig(StrictModel):
     )
     registry: bool = Field(
         default=True, description="Make a repository for images in Artifact Registry."
+    )
+    images: list[PinnedImage] = Field(
+        default=[],
+        description=(
+            "Digests for the images of the DaemonSets that prepare nodes: IMAGE:TAG@sha256:DIGEST."
+            " Default: what the registry says at the first `up`."
+        ),
     )
     state_bucket: BucketName | None = Field(
         default=None,

@@ -7,7 +7,7 @@ cluster (`launch/kubernetes/created_cluster.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -115,6 +115,7 @@ def cluster_releases(
         **_node_values(cluster, machines, facts),
         "systemNamespaces": [DRA] if linked else [],
     }
+    values = with_images(values, _given_digests(cluster, values))
     return (
         *controllers(),
         ChartRelease(OWN_CHART, OWN_NAMESPACE, OWN_CHART, OWN_VERSION, values),
@@ -181,6 +182,48 @@ def is_dense(pool: Pool) -> bool:
     those that are yet to come, so pools that scale from zero have no topology."""
     is_reserved = pool.consumption in ("reservation", "calendar")
     return is_reserved and pool.machine.data_nics.count > 0
+
+
+def images_of(values: Mapping[str, Any]) -> Iterator[str]:
+    """The images of the DaemonSets in the values of the chart `drillyard-cluster`."""
+    for each in values.get("installers", ()):
+        yield each["image"]
+    others = (values.get("deviceInjector", {}).get("image"), values.get("nodeImage"))
+    yield from filter(None, others)
+
+
+def with_images(values: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+    """The values with the digests of these images beside their tags."""
+
+    def pinned(image: str) -> str:
+        return f"{image}@{digests[image]}" if image in digests else image
+
+    changed = dict(values)
+    if "installers" in values:
+        rows = values["installers"]
+        changed["installers"] = [{**each, "image": pinned(each["image"])} for each in rows]
+    if "deviceInjector" in values:
+        injector = values["deviceInjector"]
+        changed["deviceInjector"] = {**injector, "image": pinned(injector["image"])}
+    if "nodeImage" in values:
+        changed["nodeImage"] = pinned(values["nodeImage"])
+    return changed
+
+
+def _given_digests(cluster: ClusterConfig, values: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of `cluster.images`, by their images. Raises UserError for an image that no
+    DaemonSet of the cluster runs."""
+    used, found = list(images_of(values)), dict[str, str]()
+    for each in cluster.cluster.images if cluster.cluster else ():
+        image, _, digest = each.partition("@")
+        if image not in used:
+            names = ", ".join(used) or "none"
+            raise UserError(
+                f"cluster.images: no DaemonSet of the cluster runs {image}; these do: {names}"
+            )
+        if found.setdefault(image, digest) != digest:
+            raise UserError(f"cluster.images: {image} has two digests")
+    return found
 
 
 def _pool_values(cluster: ClusterConfig, pool: Pool, pools: Sequence[Pool]) -> dict[str, Any]:
@@ -257,7 +300,12 @@ def _node_values(
         if stack.sidecar is not None and stack.sidecar.devices:
             injector["image"] = stack.images["device_injector"]
             injector["accelerators"] = _with(injector["accelerators"], machine.accelerator_type)
-    return {"installers": list(installers.values()), "deviceInjector": injector}
+    found: dict[str, Any] = {"installers": list(installers.values()), "deviceInjector": injector}
+    # All but tcpx's prepare the node itself, with an image that has a shell.
+    if any(each["stack"] != "tcpx" for each in installers.values()):
+        defaults = yaml.safe_load(chart_directory().joinpath("values.yaml").read_text("utf-8"))
+        found["nodeImage"] = defaults["nodeImage"]
+    return found
 
 
 def _with(names: Sequence[str], name: str | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drillyard.programs import Programs
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
+from drillyard.provision.existing_objects import compare_existing
 from drillyard.provision.helm_releases import (
     Helm,
     InstalledRelease,
@@ -80,7 +81,12 @@ def cluster_objects_status(
     from drillyard.launch.kubernetes.cluster_api import CORE, ApiServer
 
     api = ApiServer(context)
-    helm = Helm(context, programs or Programs())
+    programs = programs or Programs()
+    helm, conflicts = Helm(context, programs), list[str]()
+    if not plan.terraform:
+        compared = compare_existing(plan, context, programs=programs)
+        plan = compared.plan
+        conflicts = [each.text for each in compared.states if each.state == "conflict"]
     values = own_release(plan.releases).values
     namespace = api.one(f"{CORE}/namespaces/kube-system") or {}
     nodes = api.items(f"{CORE}/nodes")
@@ -89,11 +95,12 @@ def cluster_objects_status(
     releases = tuple(_release(api, each, installed) for each in plan.releases)
     queues = tuple(_queue(api, each) for each in values.get("pools", ()))
     missing = (
+        *conflicts,
         *_missing_releases(api, plan, releases),
         *_missing_programs(api, helm, plan, releases),
         *_missing_in_namespaces(api, values),
         *(f"queue {each.name}: {each.reason}" for each in queues if not each.active),
-        *_missing_nodes(pools),
+        *_missing_nodes(pools, values),
         *_missing_labels(values, nodes),
     )
     created = str(namespace.get("metadata", {}).get("creationTimestamp", ""))
@@ -136,7 +143,7 @@ def _release(
 
 
 def _queue(api: ApiServer, pool: Mapping[str, Any]) -> QueueStatus:
-    name = pool["queue"]
+    name = pool.get("clusterQueue") or pool["queue"]
     found = api.one(f"{api.kueue}/clusterqueues/{name}")
     if found is None:
         return QueueStatus(name, pool["name"], False, "is not there")
@@ -195,7 +202,8 @@ def _missing_in_namespaces(api: ApiServer, values: Mapping[str, Any]) -> Iterato
             yield f"namespace {each['name']}: is not there"
             continue
         level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
-        if each["create"] and level != each["level"]:
+        is_own = f"Namespace/{each['name']}" not in values.get("existing", ())
+        if is_own and each["create"] and level != each["level"]:
             yield f"namespace {each['name']}: its level of Pod Security is {level or 'not set'}"
         if api.one(f"{path}/serviceaccounts/{account}") is None:
             yield f"service account {account} in namespace {each['name']}: is not there"
@@ -205,12 +213,14 @@ def _missing_in_namespaces(api: ApiServer, values: Mapping[str, Any]) -> Iterato
                 yield f"queue {pool['queue']} in namespace {each['name']}: is not there"
 
 
-def _missing_nodes(pools: tuple[PoolStatus, ...]) -> Iterator[str]:
+def _missing_nodes(pools: tuple[PoolStatus, ...], values: Mapping[str, Any]) -> Iterator[str]:
+    labels = {each["name"]: each.get("nodeLabels", {}) for each in values.get("pools", ())}
     for each in pools:
-        if each.wanted is not None and not each.starts_at_zero and each.ready < each.wanted:
-            yield f"pool {each.name}: {each.ready} of {each.wanted} nodes are ready"
-        elif each.ready < each.present:
-            yield f"pool {each.name}: {each.ready} of {each.present} nodes are ready"
+        wanted = each.wanted if each.wanted is not None and not each.starts_at_zero else None
+        if each.ready < (most := each.present if wanted is None else wanted):
+            selector = ",".join(f"{key}={value}" for key, value in labels[each.name].items())
+            command = f"kubectl get nodes{f' --selector {selector}' if selector else ''}"
+            yield f"pool {each.name}: {each.ready} of {most} nodes are ready: {command}"
 
 
 def _missing_labels(values: Mapping[str, Any], nodes: list[dict[str, Any]]) -> Iterator[str]:

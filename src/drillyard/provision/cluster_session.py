@@ -13,6 +13,8 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.existing_objects import ComparedCluster
+from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.state_lock import HeldLock, state_lock
@@ -22,11 +24,6 @@ from drillyard.provision.terraform_program import (
     find_terraform,
     minimum_version,
 )
-
-
-def print_progress(line: str) -> None:
-    """Progress goes to standard error: the result is on standard output."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def ask_terminal(question: str) -> bool:
@@ -119,10 +116,13 @@ class Stages:
     """Findings with `level` (error, warning, unknown), `what` and `fix`."""
     find_leaks: Callable[[ClusterPlan, frozenset[str]], Any]
     """A report with `text` and `exit_code`."""
+    image_digest: Callable[[str], str]
+    """What the registry says of an image with its tag: `sha256:...`."""
     require_programs: Callable[[ClusterPlan], None]
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
+    compare_existing: Callable[[ClusterPlan, str | None], ComparedCluster]
     install_releases: Callable[[ClusterPlan, str | None], None]
     write_secret: Callable[[str, str], str]
     """Writes the value of an environment variable into the cluster; SECRET/KEY."""
@@ -154,12 +154,14 @@ def real_stages(planned: PlannedCluster) -> Stages:
             plan, apis(plan.project), owned, planned.facts
         ),
         write_secret=write_secret,
+        image_digest=lazy("drillyard.provision.image_registry", "image_digest"),
         **{
             name: lazy(inside, name)
             for name in (
                 "require_programs",
                 "write_context",
                 "remove_context",
+                "compare_existing",
                 "install_releases",
                 "running_workloads",
                 "delete_workloads",

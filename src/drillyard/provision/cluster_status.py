@@ -6,7 +6,7 @@ Each part is asked for itself: one that cannot be read says so, and the others a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pkgutil import resolve_name
@@ -17,8 +17,10 @@ from drillyard.formatting import plural
 from drillyard.provision.cluster_objects import ClusterObjects
 from drillyard.provision.cluster_plan import ClusterPlan, PriceLine
 from drillyard.provision.kubernetes_stage import cluster_objects_status, context_name
+from drillyard.provision.terraform_output import PlannedChanges
 
 Part = TypeVar("Part")
+_DRIFT = "drift"
 _ENGINE = "drillyard.provision.terraform_engine"
 """Imported when it is needed: what is inside of a cluster needs no Terraform."""
 
@@ -73,7 +75,7 @@ def cluster_status(
             return None
 
     objects = read("Kubernetes", lambda: cluster_objects_status(plan, context))
-    drift = None if drift_of is None else read("drift", lambda: drift_of(plan))
+    drift = None if drift_of is None else read(_DRIFT, lambda: drift_of(plan))
     cost = None
     if objects is not None and objects.created:
         cost = cost_so_far(plan, objects, now or datetime.now(UTC))
@@ -84,6 +86,10 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
     """What Terraform would change, one line each. It reads state and cloud and locks nothing, in a
     directory of its own: an `up` may work at the same time. Raises UserError where it cannot be
     asked."""
+    bucket = resolve_name("drillyard.provision.state_bucket:StateBucket")(plan)
+    # Asked first: Terraform waits minutes for a service that does not answer.
+    if bucket.find() is None:
+        return (f"nothing is made yet: there is no {bucket.title}, the bucket of the state",)
     program = resolve_name("drillyard.provision.cluster_session:terraform_program")(plan)
     directory = resolve_name(f"{_ENGINE}:working_directory")(plan.project, f"{plan.name}.status")
     terraform = resolve_name(f"{_ENGINE}:Terraform")(
@@ -92,11 +98,31 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
         project=plan.project,
         command="drillyard cluster status",
         report=lambda line: None,
+        # It changes nothing, so it may be stopped at once.
+        limits=resolve_name(f"{_ENGINE}:Limits")(total=900.0, silent=180.0, stop=5.0, kill=5.0),
     )
     terraform.init(plan.terraform, plan.state_bucket, plan.name)
-    changes = terraform.plan()
-    others = [f"{address}: changed by others ({what})" for address, what in changes.drift.items()]
-    return (*others, *(f"{each.address}: {each.action}" for each in changes.wanted))
+    return tuple(drift_lines(terraform.plan()))
+
+
+def drift_lines(changes: PlannedChanges) -> Iterator[str]:
+    """What differs between the config and the cloud, one line for each resource: who has changed
+    it, and what `up` does about it. What was never made is one line together."""
+    rest = dict(changes.drift)
+    new = [each for each in changes.wanted if each.action == "create" and each.address not in rest]
+    if new:
+        names = ", ".join(each.address for each in new[:3])
+        more = f", and {len(new) - 3} more" if len(new) > 3 else ""
+        yield f"not made yet: {names}{more}"
+    for each in changes.wanted:
+        if each in new:
+            continue
+        because = f" ({', '.join(each.because)})" if each.because else ""
+        theirs = rest.pop(each.address, None)
+        who = {"delete": "is gone; ", "update": "changed by others; "}.get(theirs or "", "")
+        yield f"{each.address}: {who}up would {each.action} it{because}"
+    for address in rest:
+        yield f"{address}: is gone"
 
 
 def cost_so_far(plan: ClusterPlan, objects: ClusterObjects, now: datetime) -> ClusterCost | None:
@@ -126,8 +152,8 @@ def _hours_since(created: str, now: datetime) -> float:
     return max((now - datetime.fromisoformat(created)).total_seconds() / 3600.0, 0.0)
 
 
-def status_text(status: ClusterStatus) -> str:
-    """One table, and below it what is missing."""
+def status_text(status: ClusterStatus, config: str = "CLUSTER") -> str:
+    """One table, below it what is missing, and what to do. `config`: the cluster config."""
     rows: list[tuple[str, str, str]] = []
     objects = status.objects
     for pool in objects.pools if objects else ():
@@ -154,5 +180,12 @@ def status_text(status: ClusterStatus) -> str:
     lines += [f"missing: {each}" for each in (objects.missing if objects else ())]
     lines += [f"not read: {each}" for each in status.unread]
     if status.ready and not status.unread:
-        lines.append("ready: drillyard launch RUN --cluster CLUSTER")
+        lines.append(f"ready: drillyard launch RUN --cluster {config}")
+    is_made_here = status.drift is not None or any(
+        each.startswith(_DRIFT) for each in status.unread
+    )
+    if objects is None and is_made_here:
+        lines.append(f"next: drillyard cluster up {config} makes it, if it is not there")
+    elif objects is not None and (status.drift or not status.ready):
+        lines.append(f"next: drillyard cluster up {config} makes what it lacks, and asks first")
     return "\n".join(lines)

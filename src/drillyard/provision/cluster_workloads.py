@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.launch.remote_files import print_notice
+from drillyard.provision.progress import print_progress
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ApiServer
@@ -84,7 +84,7 @@ def delete_workloads(
     context: str | None,
     *,
     seconds: float = DELETE_SECONDS,
-    notice: Callable[[str], None] = print_notice,
+    notice: Callable[[str], None] = print_progress,
 ) -> list[str]:
     """End everything that runs, and delete what Terraform would leave behind: services with a load
     balancer, Ingresses and Gateways, volume claims and their volumes. Returns the disks that stay,

@@ -20,7 +20,6 @@ import yaml
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.submit_lock import config_map_lock
-from drillyard.launch.remote_files import print_notice
 from drillyard.programs import Programs, Result, require_success
 from drillyard.provision.cluster_chart import (
     JOBSET,
@@ -31,6 +30,7 @@ from drillyard.provision.cluster_chart import (
     chart_directory,
 )
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
+from drillyard.provision.progress import print_progress
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ApiServer
@@ -64,7 +64,7 @@ def install_releases(
     *,
     programs: Programs | None = None,
     ready_seconds: float = READY_SECONDS,
-    notice: Callable[[str], None] = print_notice,
+    notice: Callable[[str], None] = print_progress,
 ) -> None:
     """Install or update every release of the plan, in order, and wait for each. JobSet and Kueue
     that somebody else has installed are used as they are.
@@ -91,7 +91,7 @@ def install_releases(
                 notice(f"{release.name}: is there already, from elsewhere; left as it is")
                 continue
             if release.chart == OWN_CHART and records(api, release):
-                _require_own_cluster(helm, release)
+                require_own_cluster(helm, release)
             _claim(api, release)
             _end_pending(api, release, notice)
             _install(helm, release, ready_seconds)
@@ -190,7 +190,7 @@ def _claim(api: ApiServer, release: ChartRelease) -> None:
         api.merge_at(_CLAIMS, {"data": data})
 
 
-def _require_own_cluster(helm: Helm, release: ChartRelease) -> None:
+def require_own_cluster(helm: Helm, release: ChartRelease) -> None:
     """Raise UserError where the release describes another cluster config's queues: an upgrade would
     delete them."""
     words = ("get", "values", release.name, "--namespace", release.namespace, "--output", "json")
@@ -266,13 +266,31 @@ def _await_programs(
 
 def programs_of(helm: Helm, release: ChartRelease) -> Iterator[tuple[str, str, str]]:
     """Kind, namespace and name of the Deployments and DaemonSets of an installed release."""
-    result = helm.run("get", "manifest", release.name, "--namespace", release.namespace)
-    text = require_success(result, f"helm get manifest {release.name}").stdout
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for each in yaml.load_all(text, Loader=loader):
-        if each and each.get("kind") in _PROGRAMS:
+    for each in installed_objects(helm, release):
+        if each.get("kind") in _PROGRAMS:
             place = each["metadata"]
             yield each["kind"], place.get("namespace", release.namespace), place["name"]
+
+
+def installed_objects(helm: Helm, release: ChartRelease) -> list[dict[str, Any]]:
+    """The objects of an installed release, as it has made them."""
+    result = helm.run("get", "manifest", release.name, "--namespace", release.namespace)
+    return _objects(require_success(result, f"helm get manifest {release.name}").stdout)
+
+
+def rendered_objects(helm: Helm, release: ChartRelease, kueue: str) -> list[dict[str, Any]]:
+    """The objects that the release of our chart would have, with a version of Kueue's objects.
+    Raises UserError where its values contradict each other."""
+    place = ("--namespace", release.namespace, "--values", "values.json")
+    served = ("--api-versions", f"kueue.x-k8s.io/{kueue}/Topology")
+    files = {"values.json": json.dumps(dict(release.values))}
+    result = helm.run("template", release.name, f"./{OWN_CHART}", *place, *served, files=files)
+    return _objects(require_success(result, f"helm template {release.name}").stdout)
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [each for each in yaml.load_all(text, Loader=loader) if each]
 
 
 def _path(kind: str, namespace: str, name: str) -> str:

@@ -21,7 +21,8 @@ from drillyard.safe_files import replace_file
 
 AUTH_PLUGIN = "gke-gcloud-auth-plugin"
 _MARK = "drillyard"
-"""The extension of a context that this has written."""
+"""The extension of an entry that this has written."""
+_KEYS = ("clusters", "users", "contexts")
 
 
 def context_name(plan: ClusterPlan) -> str | None:
@@ -61,37 +62,42 @@ def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
     """Add the cluster's context to the kubeconfig; its name. `cluster`: the attributes of
     google_container_cluster, `endpoint` and `master_auth` among them.
 
-    A context of that name for the same control plane is kept, one that this has written for an
-    earlier cluster is replaced. Raises UserError for any other of that name, and for a kubeconfig
-    that cannot be read.
+    What is there of that name and reaches the same control plane is kept, what this has written for
+    an earlier one of the same cluster is replaced. Raises UserError for anything else of that name,
+    and for a kubeconfig that cannot be read.
     """
     name = context_name(plan)
     assert name is not None
     require_plugin(plan)
     path = kubeconfig_path()
     content = _read(path)
-    server = f"https://{cluster['endpoint']}"
     authority = str((cluster.get("master_auth") or [{}])[0].get("cluster_ca_certificate") or "")
-    clusters, contexts = (_named(content, key) for key in ("clusters", "contexts"))
-    if name in contexts:
-        target = clusters.get(str(contexts[name].get("cluster")), {})
-        same = target.get("server") == server
-        if same and target.get("certificate-authority-data") == authority:
-            return name
-        marks = [each.get("name") for each in contexts[name].get("extensions") or ()]
-        if not same and _MARK not in marks:
-            raise UserError(
-                f"{path}: context {name} is of another cluster ({target.get('server')}), and"
-                f" {plan.name} needs that name\nkubectl config rename-context {name} {name}-old"
-            )
-    mark = {"name": _MARK, "extension": {"cluster": plan.name}}
-    for key, entry in (
-        ("clusters", {"cluster": {"server": server, "certificate-authority-data": authority}}),
-        ("users", {"user": {"exec": _login()}}),
-        ("contexts", {"context": {"cluster": name, "user": name, "extensions": [mark]}}),
-    ):
+    reached = {
+        "server": f"https://{cluster['endpoint']}",
+        "certificate-authority-data": authority,
+    }
+    clusters, users, contexts = (_named(content, key) for key in _KEYS)
+    context = contexts.get(name, {})
+    if context and _reaches(clusters.get(str(context.get("cluster")), {}), reached):
+        return name
+    fits = {
+        "contexts": False,
+        "clusters": _reaches(clusters.get(name, {}), reached),
+        "users": (users.get(name, {}).get("exec") or {}).get("command") == AUTH_PLUGIN,
+    }
+    written: dict[str, dict[str, Any]] = {
+        "clusters": reached,
+        "users": {"exec": _login()},
+        "contexts": {"cluster": name, "user": name},
+    }
+    for key, entries in (("contexts", contexts), ("clusters", clusters), ("users", users)):
+        if fits[key]:
+            continue
+        if name in entries and not _is_own(entries[name], plan):
+            raise UserError(_taken(path, key, name, clusters, entries[name], plan))
         kept = [each for each in content.get(key) or () if each.get("name") != name]
-        content[key] = [*kept, {"name": name, **entry}]
+        entry = {**written[key], "extensions": [_mark(plan)]}
+        content[key] = [*kept, {"name": name, key.removesuffix("s"): entry}]
     content.setdefault("current-context", "")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(path, content)
@@ -99,19 +105,60 @@ def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
 
 
 def remove_context(plan: ClusterPlan) -> None:
-    """Remove the context of a cluster that is gone, where this has written it."""
+    """Remove what this has written for a cluster that is gone: its context, and the cluster and the
+    user of it, unless another context uses them."""
     name, path = context_name(plan), kubeconfig_path()
     if name is None or not path.exists():
         return
     content = _read(path)
-    context = _named(content, "contexts").get(name, {})
-    if _MARK not in [each.get("name") for each in context.get("extensions") or ()]:
-        return
-    for key in ("clusters", "users", "contexts"):
-        content[key] = [each for each in content.get(key) or () if each.get("name") != name]
-    if content.get("current-context") == name:
+    removed: list[str] = []
+    for key in ("contexts", "clusters", "users"):
+        entry = _named(content, key).get(name, {})
+        uses = [each.get(key.removesuffix("s")) for each in _named(content, "contexts").values()]
+        if _is_own(entry, plan) and name not in uses:
+            content[key] = [each for each in content[key] if each.get("name") != name]
+            removed.append(key)
+    if "contexts" in removed and content.get("current-context") == name:
         content["current-context"] = ""
-    _write(path, content)
+    if removed:
+        _write(path, content)
+
+
+def _reaches(entry: Mapping[str, Any], reached: Mapping[str, str]) -> bool:
+    """Whether a cluster of the kubeconfig is this control plane. Its certificate counts: two
+    private control planes may have the same address."""
+    return all(entry.get(key) == value for key, value in reached.items())
+
+
+def _mark(plan: ClusterPlan) -> dict[str, Any]:
+    """The extension by which an entry is this cluster's: two projects may have clusters of one
+    name."""
+    whose = {"cluster": plan.name, "project": plan.project, "location": plan.region}
+    return {"name": _MARK, "extension": whose}
+
+
+def _is_own(entry: Mapping[str, Any], plan: ClusterPlan) -> bool:
+    found = entry.get("extensions")
+    return isinstance(found, list) and _mark(plan) in found
+
+
+def _taken(
+    path: Path,
+    key: str,
+    name: str,
+    clusters: Mapping[str, Mapping[str, Any]],
+    entry: Mapping[str, Any],
+    plan: ClusterPlan,
+) -> str:
+    what, place = key.removesuffix("s"), entry.get("server")
+    if key == "contexts":
+        place = clusters.get(str(entry.get("cluster")), {}).get("server")
+    of = f" ({place})" if place else ""
+    text = f"{path}: {what} {name} is of another cluster{of}, and {plan.name} needs that name"
+    rename = (
+        f"kubectl config rename-context {name} {name}-old\nOr set" if what == "context" else "Set"
+    )
+    return f"{text}\n{rename} kubernetes.context of the cluster config to a name that is free"
 
 
 def _login() -> dict[str, Any]:
@@ -132,9 +179,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not a kubeconfig that can be read: {first}") from None
     if content is None:
         return {"apiVersion": "v1", "kind": "Config"}
-    lists = ("clusters", "users", "contexts")
     if not isinstance(content, dict) or not all(
-        isinstance(content.get(key) or [], list) for key in lists
+        isinstance(content.get(key) or [], list) for key in _KEYS
     ):
         raise UserError(f"{path}: is not a kubeconfig: clusters, users and contexts are lists")
     return content

@@ -15,6 +15,7 @@ from drillyard.provision.cluster_workloads import (
     delete_workloads,
     running_workloads,
 )
+from drillyard.provision.existing_objects import compare_existing
 from drillyard.provision.helm_releases import install_releases
 from drillyard.provision.kubeconfig_context import (
     context_name,
@@ -27,6 +28,7 @@ __all__ = [
     "ClusterObjects",
     "RunningWorkload",
     "cluster_objects_status",
+    "compare_existing",
     "context_name",
     "delete_workloads",
     "install_releases",

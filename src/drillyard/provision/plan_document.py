@@ -10,6 +10,7 @@ from pydantic import Field
 
 from drillyard.json_document import DocumentPart, FactEntry, QuotaEntry, read_from
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.existing_objects import ObjectState
 from drillyard.provision.prices import UsePrice, price_totals
 
 VERSION = 1
@@ -86,6 +87,17 @@ class ReleaseEntry(DocumentPart):
     values: dict[str, Any]
 
 
+class ObjectEntry(DocumentPart):
+    """An object or Helm release of a cluster that exists."""
+
+    kind: str
+    name: str = Field(description="NAMESPACE/NAME where it is in one.")
+    state: Literal["ours", "used", "add", "missing", "conflict"] = Field(
+        description="used: somebody else's, and it fits; missing: to be made by the user."
+    )
+    why: str
+
+
 class ClusterPlanDocument(DocumentPart):
     """The answer of `drillyard cluster plan --json`."""
 
@@ -105,6 +117,9 @@ class ClusterPlanDocument(DocumentPart):
     services: list[str] = Field(description="APIs of the project that must be enabled.")
     labels: dict[str, str]
     releases: list[ReleaseEntry]
+    objects: list[ObjectEntry] | None = Field(
+        description="What a cluster that exists has; null: it was not asked, or did not answer."
+    )
     launch_settings: dict[str, Any] = Field(
         description="Settings that `drillyard launch` needs and the config leaves out."
     )
@@ -112,8 +127,10 @@ class ClusterPlanDocument(DocumentPart):
     terraform: dict[str, Any] = Field(description="main.tf.json, without the state's backend.")
 
 
-def plan_document(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> ClusterPlanDocument:
-    """The plan, with prices of what depends on use."""
+def plan_document(
+    plan: ClusterPlan, of_use: Sequence[UsePrice], objects: Sequence[ObjectState] | None = None
+) -> ClusterPlanDocument:
+    """The plan, with prices of what depends on use, and what a cluster that exists has of it."""
     totals = price_totals(plan.prices)
     same = (
         "name",
@@ -135,6 +152,7 @@ def plan_document(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> ClusterPlanD
         "kind": "cluster-plan",
         "ranges": ranges_of(plan),
         "labels": plan.labels or {},
+        "objects": objects,
         "launch_settings": plan.launch_settings or {},
         "price": {
             "lines": plan.prices,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from drillyard.formatting import plural
 from drillyard.hardware.facts import Fact
+from drillyard.provision.cluster_chart import OWN_CHART
 from drillyard.provision.cluster_plan import ClusterPlan, Pool, PriceLine
 from drillyard.provision.plan_document import ranges_of
 from drillyard.provision.prices import HOURS_PER_DAY, UsePrice, price_totals
@@ -31,14 +32,23 @@ _TITLES = {
 """What a kind of resource is called; others by their own name in words."""
 
 
-def plan_text(plan: ClusterPlan, of_use: Sequence[UsePrice], config: str, options: str = "") -> str:
+def plan_text(
+    plan: ClusterPlan,
+    of_use: Sequence[UsePrice],
+    config: str,
+    options: str = "",
+    on_cluster: Sequence[str] = (),
+) -> str:
     """The plan in sections, at most 100 columns where names allow it. `config` and `options` are
-    those of the command, for the one that comes next."""
+    those of the command, for the one that comes next; `on_cluster` says what a cluster that exists
+    has of it."""
     sections = (
-        _pools(plan),
+        _pools(plan) if plan.pools else (),
         _existing(plan) if plan.state_bucket else (),
         _ranges(plan),
         _releases(plan),
+        _queues(plan) if not plan.pools else (),
+        on_cluster,
         _prices(plan, of_use) if plan.prices else (),
         _quotas(plan),
         _warnings(plan),
@@ -98,6 +108,26 @@ def _releases(plan: ClusterPlan) -> Iterator[str]:
         yield from _table(
             [(f"  {each.name}", each.version, each.namespace, each.chart) for each in plan.releases]
         )
+
+
+def _queues(plan: ClusterPlan) -> Iterator[str]:
+    """What runs find on a cluster that exists."""
+    own = [each.values for each in plan.releases if each.chart == OWN_CHART]
+    if not own:
+        return
+    (values,) = own
+    yield "for runs"
+    rows: list[tuple[str, ...]] = []
+    for each in values["pools"]:
+        amounts = ", ".join(f"{amount} {name}" for name, amount in each["resources"].items())
+        rows.append(("  queue", each["queue"], amounts))
+    for each in values["namespaces"]:
+        level = f"made, level {each['level']}" if each["create"] else "must be there"
+        rows.append(("  namespace", each["name"], level))
+    account = values["serviceAccount"]
+    how = "made" if account["create"] else "must be there"
+    rows.append(("  service account", account["name"], how))
+    yield from _table(rows)
 
 
 def _prices(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 It is made by one request with its name, label and versioning, so after a loss of power `down` finds
 it by its name, and `leaks` by its label. Objects of a cluster are below NAME/: Terraform's state
-and lock, and `creating.json`, which lists what an apply that has not ended may have made.
+and lock, `creating.json`, which lists what an apply that has not ended may have made, and
+`images.json`, which has the digests of the installers' images.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.vertex.config import NO_CLIENT
 from drillyard.programs import parallel_map, shown_text
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.terraform_output import StateResource, state_resources
@@ -29,11 +29,13 @@ try:
     from google.cloud import storage
     from google.cloud.storage.retry import DEFAULT_RETRY
 except ImportError as _error:
-    raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
+    raise MissingExtraError(
+        f"a cluster's state needs Google's client ({_error.name}): pip install 'drillyard[gcp]'"
+    ) from None
 
 LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(60.0), "timeout": 60.0}
 _STATE = "default.tfstate"
-_CREATING = "creating.json"
+_CREATING, _IMAGES = "creating.json", "images.json"
 _AT_ONCE = 10
 
 
@@ -186,6 +188,17 @@ class StateBucket:
             self.write(_CREATING, json.dumps(content).encode())
         else:
             self.delete(_CREATING)
+
+    def digests(self) -> dict[str, str]:
+        """The recorded digests of images, by image with tag."""
+        found = self.read(_IMAGES)
+        content = {} if found is None else json_object(found[0])
+        return {str(image): str(digest) for image, digest in content.items()}
+
+    def record_digests(self, digests: Mapping[str, str]) -> None:
+        """Record digests beside those that are recorded."""
+        if {**(earlier := self.digests()), **digests} != earlier:
+            self.write(_IMAGES, json.dumps({**earlier, **digests}, indent=2).encode())
 
     def own_bucket(self, name: str) -> DataBucket | None:
         """The bucket `name`, if it exists in the cluster's project and carries the cluster's label:

@@ -24,7 +24,7 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.remote_files import print_notice
+from drillyard.provision.progress import print_progress
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.supervise.process_identity import Process, process_of, this_process
 
@@ -99,7 +99,7 @@ def state_lock(
         try:
             bucket.delete(LOCK, generation)
         except UserError as error:
-            print_notice(f"warning: the lock {generation} of {bucket.title} stays: {error}")
+            print_progress(f"warning: the lock {generation} of {bucket.title} stays: {error}")
 
 
 def _taken(

@@ -6,7 +6,7 @@ https://developer.hashicorp.com/terraform/internals/machine-readable-ui and .../
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +36,8 @@ class Change:
 
 @dataclass(frozen=True)
 class PlannedChanges:
-    """A saved plan: exactly this is applied. `drift`: resources that differ from the state, by
-    address (`update`: changed by others, `delete`: gone)."""
+    """A saved plan: exactly this is applied. `drift`: what others have done to resources, by
+    address (`update`: changed what the plan changes back, `delete`: gone)."""
 
     file: Path
     changes: tuple[Change, ...]
@@ -92,12 +92,56 @@ def planned_changes(file: Path, document: Mapping[str, Any]) -> PlannedChanges:
         for each in document.get("resource_changes", [])
         if each.get("mode", "managed") == "managed"
     )
+    planned = {each["address"]: each["change"] for each in document.get("resource_changes", [])}
     drift = {
         each["address"]: action_of(each["change"]["actions"])
         for each in document.get("resource_drift", [])
+        if _is_of_others(each["change"], planned.get(each["address"]))
     }
     outputs = [each["actions"] for each in document.get("output_changes", {}).values()]
     return PlannedChanges(file, changes, drift, any(each != ["no-op"] for each in outputs))
+
+
+def _is_of_others(drift: Mapping[str, Any], planned: Mapping[str, Any] | None) -> bool:
+    """Whether others have deleted a resource, or changed what the plan changes again. Terraform
+    calls it drift, too, when the cloud itself sets a computed attribute later, such as a status or
+    the versions of a cluster: nothing follows from that."""
+    action = action_of(drift["actions"])
+    if action == "delete":
+        return True
+    if action == "no-op" or planned is None or action_of(planned["actions"]) in ("no-op", "read"):
+        return False
+    theirs = set(_differing(drift.get("before"), drift.get("after")))
+    ours = set(
+        _differing(planned.get("before"), planned.get("after"), planned.get("after_unknown"))
+    )
+    return not theirs.isdisjoint(ours)
+
+
+def _differing(
+    before: Any, after: Any, unknown: Any = None, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[str | int, ...]]:
+    """The paths of the values that differ, without those that are known after the apply. Nothing
+    and an empty list or map are the same: providers write either."""
+    if unknown is True or before == after:
+        return
+    keys: list[Any] | None = None
+    if all(isinstance(each, dict | None) for each in (before, after)):
+        keys = [*{**(before or {}), **(after or {})}]
+    elif all(isinstance(each, list | None) for each in (before, after)):
+        keys = [*range(max(len(before or ()), len(after or ())))]
+    if keys is None:
+        yield path
+        return
+    for key in keys:
+        old, new = _part(before, key), _part(after, key)
+        yield from _differing(old, new, _part(unknown, key), (*path, key))
+
+
+def _part(value: Any, key: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(key)
+    return value[int(key)] if isinstance(value, list) and int(key) < len(value) else None
 
 
 def _because(change: Mapping[str, Any]) -> tuple[str, ...]:

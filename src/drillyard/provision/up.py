@@ -18,9 +18,15 @@ from drillyard.errors import UserError
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
+from drillyard.provision.installer_images import (
+    chosen_digests,
+    given_digests,
+    has_images,
+    with_digests,
+)
 from drillyard.provision.launch_file import with_settings
 from drillyard.provision.prices import price_totals, require_prices
-from drillyard.provision.state_bucket import ensure_state_bucket
+from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
 from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
 from drillyard.safe_files import write_atomically
 
@@ -54,6 +60,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     program = terraform_program(plan)
     stages.require_programs(plan)
     _check_project(request, stages)
+    digests = _image_digests(request, stages)
     for warning in plan.warnings:
         request.report(f"warning: {warning}")
     for line in _prices_text(plan):
@@ -68,13 +75,15 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             context = stages.write_context(plan, state[CLUSTER].attributes)
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
-            stages.install_releases(plan, context)
+            digests = _recorded_digests(opened, digests)
+            stages.install_releases(with_digests(plan, digests), context)
             written = {name: stages.write_secret(context, name) for name in secrets}
     return MadeCluster(context, written)
 
 
 def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str]) -> MadeCluster:
     """Install the charts on a cluster that somebody else has made."""
+    from drillyard.provision.existing_objects import states_text
     from drillyard.provision.kubernetes_stage import context_name
 
     plan = request.plan
@@ -85,8 +94,13 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
         )
     stages.require_programs(plan)
     context = context_name(plan)
+    compared = stages.compare_existing(plan, context)
+    for line in states_text(compared.states):
+        request.report(line)
+    if compared.refusals:
+        raise UserError("\n".join([*compared.refusals, "Nothing was changed."]))
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
-    stages.install_releases(plan, context)
+    stages.install_releases(compared.plan, context)
     return MadeCluster(context or "", {})
 
 
@@ -114,6 +128,23 @@ def _check_project(request: Request, stages: Stages) -> None:
             "\n".join(f"{each.what}\n{each.fix}".rstrip() for each in errors)
             + "\nNothing was made."
         )
+
+
+def _image_digests(request: Request, stages: Stages) -> dict[str, str]:
+    """The digests of the DaemonSets' images: before anything is made, as a registry that does not
+    answer would stop `up` later."""
+    if not has_images(request.plan):
+        return {}
+    recorded = StateBucket(request.plan).digests()
+    return chosen_digests(request.plan, recorded, stages.image_digest, request.report)
+
+
+def _recorded_digests(opened: Session, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Record them; what another `up` has recorded since they were chosen counts."""
+    earlier = opened.bucket.digests()
+    found = {image: earlier.get(image, digest) for image, digest in chosen.items()}
+    opened.bucket.record_digests({**given_digests(opened.request.plan), **found})
+    return found
 
 
 def _prices_text(plan: ClusterPlan) -> list[str]:

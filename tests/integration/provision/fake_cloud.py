@@ -88,6 +88,11 @@ class FakeCloud:
         """How many objects there are of each kind."""
         return Counter(identity[0] for identity in self.objects)
 
+    def of_kind(self, kind: str) -> dict[str, Any]:
+        """The only object of a kind."""
+        (found,) = [value for identity, value in self.objects.items() if identity[0] == kind]
+        return found
+
     def remove(self, kind: str) -> None:
         """Somebody deletes every object of a kind."""
         for identity in [each for each in self.objects if each[0] == kind]:

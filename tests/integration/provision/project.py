@@ -19,9 +19,11 @@ from tests.integration.gcs import TOOLS
 from tests.integration.provision.bucket_server import BucketServer, StoredBucket
 from tests.integration.provision.fake_cloud import FakeCloud
 from tests.integration.provision.plugin_protocol import Provider
+from tests.unit.provision.registry_server import RegistryServer
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.installer_images import has_images
 from drillyard.provision.provisioner import plan_cluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,10 +48,11 @@ class Project:
         directory.mkdir(parents=True, exist_ok=True)
         self.cloud = FakeCloud(on_change=self._storage)
         self.store = BucketServer()
+        self.registry = RegistryServer()
         self._provider = Provider(self.cloud)
         self.config = directory / "c.yaml"
         self.log = directory / "stages.log"
-        self._stages: dict[str, Any] = {"log": str(self.log)}
+        self._stages: dict[str, Any] = {"log": str(self.log), "registry": self.registry.address}
         self.write(**settings)
         programs = directory / "bin"
         programs.mkdir(parents=True, exist_ok=True)
@@ -72,6 +75,7 @@ class Project:
         self.cloud.closed.set()
         self._provider.close()
         self.store.close()
+        self.registry.close()
 
     def write(self, **settings: Any) -> None:
         self.config.write_text(yaml.safe_dump({**_CLUSTER, **settings}), encoding="utf-8")
@@ -156,7 +160,8 @@ class Project:
         assert self.state == sorted(
             each.address for each in self.plan.resources if each.made_by == "terraform"
         )
-        assert self.store.names(STATE) == ["c/default.tfstate"]
+        images = ["c/images.json"] if has_images(self.plan) else []
+        assert sorted(self.store.names(STATE)) == ["c/default.tfstate", *images]
 
     def require_nothing(self) -> None:
         assert self.cloud.objects == {}

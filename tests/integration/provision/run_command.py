@@ -1,9 +1,12 @@
 """`up` and `down` as a process of their own, with stages of the tests in place of Google's and
 Kubernetes' services:
 
-    python -m tests.integration.provision.run_command up|down CLUSTER.yaml STAGES.json [OPTION...]
+    python -m tests.integration.provision.run_command VERB CLUSTER.yaml STAGES.json [OPTION...]
 
-STAGES.json: {"log": FILE, "findings": [...], "runs": [...], "unreachable": bool, "leaks": CODE};
+VERB is up, down, or drift, which prints what `status` says of it.
+
+STAGES.json: {"log": FILE, "findings": [...], "runs": [...], "unreachable": bool, "leaks": CODE,
+"registry": ADDRESS};
 each call of a stage appends a line to the log.
 """
 
@@ -20,9 +23,12 @@ from typing import Any
 from drillyard.cli.main import print_error
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UnreachableError, UserError
+from drillyard.provision.cluster_chart import images_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, command_line
+from drillyard.provision.cluster_status import drift_from_engine
 from drillyard.provision.down import DownOptions, take_down
+from drillyard.provision.image_registry import image_digest
 from drillyard.provision.provisioner import plan_cluster
 from drillyard.provision.terraform_engine import Limits
 from drillyard.provision.up import bring_up, launch_config
@@ -53,8 +59,15 @@ class TestStages:
 
     remove_context = require_programs
 
+    def compare_existing(self, plan: ClusterPlan, context: str | None) -> Any:
+        raise NotImplementedError  # the tests create their clusters
+
     def install_releases(self, plan: ClusterPlan, context: str) -> None:
-        self._log("install", context)
+        images = [image for each in plan.releases for image in images_of(each.values)]
+        self._log("install", context, *images)
+
+    def image_digest(self, image: str) -> str:
+        return image_digest(f"{self.settings['registry']}/{image}")
 
     def write_secret(self, context: str, name: str) -> str:
         self._log("secret", name)
@@ -85,6 +98,9 @@ def main() -> int:
         limits=Limits(**settings.get("limits", {})),
     )
     try:
+        if verb == "drift":
+            print("\n".join(drift_from_engine(plan)))
+            return 0
         if verb == "up":
             secrets = ["HF_TOKEN"] if "--secret" in options else []
             cluster = bring_up(request, Stages(**named), secrets)

@@ -13,7 +13,10 @@ import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
 from tests.integration.kubernetes.team import until
-from tests.integration.provision.kubernetes_admin import Admin
+from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
+
+from drillyard.provision.launch_file import with_settings
+from drillyard.provision.provisioner import plan_file
 
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
 PRIVILEGED = "runs-privileged"
@@ -125,8 +128,12 @@ def pods(admin: Admin, run: str, namespace: str = PRIVILEGED) -> list[dict[str, 
 def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_file(
     mode: str, admin: Admin
 ) -> None:
-    run = f"run-{mode}"
-    launch(admin, run, config(admin, mode))
+    run, path = f"run-{mode}", config(admin, mode)
+    # As `up --write` leaves it.
+    settings = plan_file(path).plan.launch_settings or {}
+    path.write_text(with_settings(path.read_text(), settings))
+    assert f"queue: c-{mode}\n" in path.read_text()
+    launch(admin, run, path)
     if mode == "flex-start-queued":
         found = until(
             lambda: admin.cluster.get("--all-namespaces", "provisioningrequests")["items"]
@@ -154,15 +161,38 @@ def test_a_run_without_node_directories_is_admitted_in_the_restricted_namespace(
     until(lambda: len(pods(admin, "plain", "runs")) == 2, 60)
 
 
-def test_the_restricted_namespace_refuses_what_needs_privilege(admin: Admin) -> None:
-    path = config(admin, "spot", kubernetes={"namespace": "runs"})
+NEEDS_PRIVILEGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gib": ({}, ("hostPath",)),
+    "tcpxo": ({"machine": "a3-megagpu-8g"}, ("hostPath", "NET_ADMIN")),
+    "tcpx": ({"machine": "a3-highgpu-8g"}, ("hostPath", "NET_ADMIN")),
+    "host": ({"kubernetes": {"pod_network": "host"}}, ("hostNetwork", "privileged")),
+    "dranet": ({"kubernetes": {"pod_network": "dranet"}}, ("hostPath",)),
+    "mounts": ({"network_stack": "ethernet", "mounts": ["/mnt:/mnt"]}, ("hostPath",)),
+}
+"""By the row of the table in docs/kubernetes.md, without infiniband, which Google does not have:
+settings of the file, and what is refused."""
+
+
+@ONE_KUEUE
+@pytest.mark.parametrize("row", NEEDS_PRIVILEGE)
+def test_the_restricted_namespace_refuses_what_needs_privilege(row: str, admin: Admin) -> None:
+    settings, words = NEEDS_PRIVILEGE[row]
+    section = {**settings.get("kubernetes", {}), "namespace": "runs"}
+    path = config(admin, "spot", **{**settings, "kubernetes": section})
     done = launch(admin, "forbidden", path, check=False)
     assert done.returncode == 2
-    assert "violates PodSecurity" in done.stderr and "hostPath" in done.stderr
-    assert (
-        admin.cluster.get("--namespace", "runs", "jobsets")["items"][0]["metadata"]["name"]
-        == "plain"
-    )
+    assert "violates PodSecurity" in done.stderr
+    assert [word for word in words if word not in done.stderr] == []
+    found = admin.cluster.get("--namespace", "runs", "jobsets")["items"]
+    assert [each["metadata"]["name"] for each in found] == ["plain"]
+
+
+@ONE_KUEUE
+def test_the_restricted_namespace_takes_no_run_of_root(admin: Admin) -> None:
+    section = {"namespace": "runs", "run_as_user": 0}
+    path = config(admin, "spot", network_stack="ethernet", kubernetes=section)
+    done = launch(admin, "root", path, check=False)
+    assert done.returncode == 2 and "violates PodSecurity" in done.stderr, done.stderr
 
 
 def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) -> None:
@@ -336,3 +366,129 @@ def test_a_claim_that_cannot_go_is_named_with_its_finalizer(admin: Admin) -> Non
         *("--namespace", "other", "patch", "persistentvolumeclaim", "held"),
         *("--type", "merge", "--patch", patch),
     )
+
+
+COMPARE = "stage.compare_existing(plan, context)"
+INSTALL_COMPARED = (
+    "stage.install_releases(stage.compare_existing(plan, context).plan, context,"
+    " notice=said.append)"
+)
+
+
+def existing(admin: Admin, namespace: str) -> Path:
+    """A file for the same cluster as one that somebody else has made."""
+    path = admin.directory / f"{namespace}.yaml"
+    content = {
+        **{key: FILE[key] for key in ("name", "machine", "nodes", "image")},
+        "platform": "kubernetes",
+        "network_stack": "ethernet",
+        "storage": {"directory": "/data"},
+        "kubernetes": {
+            "context": CONTEXT,
+            "namespace": namespace,
+            "queue": "gpus",
+            "volume_claim": "shared",
+            "run_as_user": 1000,
+            "node_selector": {"cloud.google.com/gke-nodepool": "c-spot"},
+        },
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def states(admin: Admin, path: Path) -> dict[str, str]:
+    """The state of each object by kind and name."""
+    found = admin.value(f"dataclasses.asdict({COMPARE})['states']", path)
+    return {f"{each['kind']} {each['name']}": each["state"] for each in found}
+
+
+def kueue_object(admin: Admin, kind: str, name: str, namespace: str = "", **spec: Any) -> Any:
+    versions = admin.cluster.kubectl("api-versions").split()
+    version = "v1beta2" if "kueue.x-k8s.io/v1beta2" in versions else "v1beta1"
+    place = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {
+        "apiVersion": f"kueue.x-k8s.io/{version}",
+        "kind": kind,
+        "metadata": place,
+        "spec": spec,
+    }
+
+
+def test_queues_of_somebody_else_are_used_as_they_are_or_named(admin: Admin) -> None:
+    """On a cluster that exists; the objects of ours that the tests before have made are replaced by
+    those of this file, which has the same name."""
+    theirs = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "theirs"}}
+    gpus = {"name": "nvidia.com/gpu", "nominalQuota": 16}
+    group = {"coveredResources": ["nvidia.com/gpu"]}
+    group["flavors"] = [{"name": "shared", "resources": [gpus]}]  # type: ignore[list-item]
+    nodes = {"cloud.google.com/gke-nodepool": "c-spot"}
+    queue = kueue_object(
+        admin, "ClusterQueue", "shared", namespaceSelector={}, resourceGroups=[group]
+    )
+    admin.cluster.apply(
+        theirs,
+        kueue_object(admin, "ResourceFlavor", "shared", nodeLabels=nodes),
+        queue,
+        kueue_object(admin, "LocalQueue", "gpus", "theirs", clusterQueue="shared"),
+    )
+    path = existing(admin, "theirs")
+    found = states(admin, path)
+    assert found["LocalQueue theirs/gpus"] == found["ClusterQueue shared"] == "used"
+    assert found["Namespace theirs"] == "used" and "ClusterQueue gpus" not in found
+    assert found["ServiceAccount theirs/trainer"] == found["Role theirs/drillyard"] == "add"
+    before = admin.cluster.get("--namespace", "theirs", "localqueue/gpus")["metadata"]
+
+    admin.value(INSTALL_COMPARED, path)
+    kept = admin.cluster.get("--namespace", "theirs", "localqueue/gpus")["metadata"]
+    assert kept["uid"] == before["uid"] and "labels" not in kept
+    assert states(admin, path)["ServiceAccount theirs/trainer"] == "ours"
+    launch(admin, "in-theirs", path)
+    until(lambda: is_admitted(admin, "in-theirs", "theirs"), 60)
+    # Kueue counts a little later.
+    until(lambda: admin.value(STATUS, path)["queues"][0]["admitted"] == 1, 30)
+    status = admin.value(STATUS, path)
+    assert status["missing"] == [] and [each["name"] for each in status["queues"]] == ["shared"]
+    shown = admin.drillyard("cluster", "plan", path, "--check")
+    assert "LocalQueue" in shown.stdout and "theirs/gpus" in shown.stdout
+
+    selector = {"matchLabels": {"team": "b"}}
+    admin.cluster.apply({**queue, "spec": {**queue["spec"], "namespaceSelector": selector}})
+    checked = admin.drillyard("cluster", "plan", path, "--check", check=False)
+    assert checked.returncode == 1 and "takes no runs of namespace theirs" in checked.stdout
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2 and "kubernetes.queue" in refused.stderr
+    # What the refusal says to do.
+    admin.drillyard("cluster", "plan", path, "--check", "--set", "kubernetes.queue=other")
+
+
+def test_a_namespace_that_the_file_names_is_made_by_its_user_and_the_rest_added_once(
+    admin: Admin,
+) -> None:
+    path = existing(admin, "mine")
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2
+    (command,) = [
+        line.partition("make it: ")[2] for line in refused.stderr.splitlines() if "make it" in line
+    ][-1:]
+    assert command.split() == ["kubectl", "create", "namespace", "mine"]
+    admin.cluster.kubectl(*command.split()[1:])
+    assert states(admin, path)["ClusterQueue gpus"] == "add"
+    admin.drillyard("cluster", "up", path, "--yes")
+    found = states(admin, path)
+    assert found.pop("Namespace mine") == "used"
+    assert {each for name, each in found.items() if not name.startswith("chart")} == {"ours"}
+
+    # One of ours that somebody has made again: nothing is changed before its owner is known.
+    queue = ("--namespace", "mine", "localqueue/gpus")
+    made = admin.cluster.get(*queue)
+    admin.cluster.kubectl("--namespace", "mine", "delete", "localqueue", "gpus")
+    place = {"name": "gpus", "namespace": "mine"}
+    admin.cluster.apply(
+        {**{key: made[key] for key in ("apiVersion", "kind", "spec")}, "metadata": place}
+    )
+    refused = admin.drillyard("cluster", "up", path, "--yes", check=False)
+    assert refused.returncode == 2
+    assert "labels" not in admin.cluster.get(*queue)["metadata"]
+    command = refused.stderr.partition("if it is ours: kubectl ")[2].splitlines()[0]
+    admin.cluster.kubectl(*command.split())
+    assert states(admin, path)["LocalQueue mine/gpus"] == "ours"

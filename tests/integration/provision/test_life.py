@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,8 @@ from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.project import STATE, Project
 
 POOL = "google_container_node_pool"
+IMAGES = ("us-docker.pkg.dev/gce-ai-infra/gpudirect-gib/nccl-plugin-gib:v1.1.1", "ubuntu:24.04")
+"""Those that prepare the nodes of A4."""
 
 
 def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> None:
@@ -30,7 +33,23 @@ def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> No
     again = project.up()
     assert "nothing to change" in again.stderr and len(project.cloud.log) == changes
 
+    # As Google does some time after the creation.
+    own = project.cloud.of_kind("google_container_cluster")
+    own["master_version"] = "1.34.9"
+    assert project.run("drift").stdout.split() == []
+    project.cloud.of_kind("google_compute_network")["description"] = "by hand"
+    (line,) = project.run("drift").stdout.splitlines()
+    assert line.startswith("google_compute_network.system: changed by others; ")
+    assert line.endswith("(description)")
+    own["master_version"] = "1.34.10"
+    restored = project.up()
+    assert "changed by others: google_compute_network.system (update)" in restored.stderr
+    assert "google_container_cluster" not in restored.stderr
+    assert len(project.cloud.log) == changes + 1
+
+    changes = len(project.cloud.log)
     project.cloud.remove(POOL)
+    assert "google_container_node_pool.cpu: is gone; " in project.run("drift").stdout
     repaired = project.up()
     project.require_whole()
     assert "changed by others: google_container_node_pool.cpu (gone)" in repaired.stderr
@@ -49,9 +68,43 @@ def test_what_the_plan_lists_is_what_exists_on_a_machine_with_data_networks(
     make_project: Callable[..., Project],
 ) -> None:
     project = make_project(machine="a4-highgpu-8g", consumption="flex-start-queued")
+    for image in IMAGES:
+        project.registry.push(image, "one")
     project.up()
     project.require_whole()
     assert project.cloud.kinds()["google_compute_subnetwork"] == 10
+    project.down()
+    project.require_nothing()
+
+
+def test_the_digests_of_images_are_recorded_and_stay_until_the_config_has_others(
+    make_project: Callable[..., Project],
+) -> None:
+    settings = {"machine": "a4-highgpu-8g", "consumption": "spot"}
+    project = make_project(**settings)
+
+    def installed(up: subprocess.CompletedProcess[str]) -> set[str]:
+        assert up.returncode == 0, up.stderr
+        (line,) = project.log.read_text("utf-8").splitlines()[-1:]
+        return {each.partition("@")[2] for each in line.split()[2:]}
+
+    refused = project.run("up", "--yes")
+    assert refused.returncode == 2 and all(each in refused.stderr for each in IMAGES)
+    project.require_nothing()
+
+    first = {project.registry.push(image, "one") for image in IMAGES}
+    assert installed(project.up()) == first
+    project.require_whole()
+    second = [project.registry.push(image, "two") for image in IMAGES]
+    moved = project.up()
+    assert installed(moved) == first and all(each in moved.stderr for each in second)
+    project.registry.tags.clear()
+    assert installed(project.up()) == first
+    pinned = [f"{image}@{digest}" for image, digest in zip(IMAGES, second, strict=True)]
+    project.write(**settings, cluster={"images": pinned})
+    assert installed(project.up()) == set(second)
+    project.write(**settings)
+    assert installed(project.up()) == set(second)
     project.down()
     project.require_nothing()
 

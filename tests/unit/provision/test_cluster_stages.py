@@ -89,6 +89,6 @@ def test_a_release_of_another_config_is_not_replaced() -> None:
         return SimpleNamespace(run=lambda *words: result)
 
     for values in (None, {}, {"cluster": "b"}):
-        helm_releases._require_own_cluster(helm(values), release)
+        helm_releases.require_own_cluster(helm(values), release)
     with pytest.raises(UserError, match=r"helm uninstall drillyard-cluster --namespace system"):
-        helm_releases._require_own_cluster(helm({"cluster": "a"}), release)
+        helm_releases.require_own_cluster(helm({"cluster": "a"}), release)

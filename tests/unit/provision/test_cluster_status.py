@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,13 @@ from drillyard.provision.cluster_objects import (
     ReleaseStatus,
 )
 from drillyard.provision.cluster_plan import PriceLine
-from drillyard.provision.cluster_status import cluster_status, cost_so_far, status_text
+from drillyard.provision.cluster_status import (
+    cluster_status,
+    cost_so_far,
+    drift_lines,
+    status_text,
+)
+from drillyard.provision.terraform_output import Change, PlannedChanges
 
 CREATED, NOW = "2026-03-01T00:00:00Z", datetime(2026, 3, 1, 10, tzinfo=UTC)
 POOL = "c-flex-start-queued"
@@ -107,3 +114,25 @@ def test_the_json_has_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["ready"] is True and found["drift"] == ()
     assert found["objects"]["queues"][0]["pending"] == 3
     assert found["cost"]["usd"] == 301.0
+
+
+POOL_ADDRESS, NETWORK = "google_container_node_pool.a", "google_compute_network.b"
+
+
+def test_each_resource_that_differs_has_one_line_with_who_changed_it() -> None:
+    changes = (
+        Change(POOL_ADDRESS, "google_container_node_pool", "update", ("nodes",)),
+        Change(NETWORK, "google_compute_network", "create"),
+        Change("google_compute_router.c", "google_compute_router", "update", ("n",)),
+        *(Change(f"google_compute_subnetwork.s{n}", "", "create") for n in range(5)),
+    )
+    drift = {POOL_ADDRESS: "update", NETWORK: "delete", "google_storage_bucket.d": "delete"}
+    found = PlannedChanges(Path("plan"), changes, drift)  # type: ignore[arg-type]
+    assert list(drift_lines(found)) == [
+        "not made yet: google_compute_subnetwork.s0, google_compute_subnetwork.s1,"
+        " google_compute_subnetwork.s2, and 2 more",
+        f"{POOL_ADDRESS}: changed by others; up would update it (nodes)",
+        f"{NETWORK}: is gone; up would create it",
+        "google_compute_router.c: up would update it (n)",
+        "google_storage_bucket.d: is gone",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,67 @@ def test_it_goes_with_the_cluster_unless_somebody_else_has_written_it(path: Path
     path.write_text(foreign)
     remove_context(PLAN)
     assert path.read_text() == foreign
+
+
+OF_B = replace(PLAN, project="b")
+"""A cluster of the same name and with the same context, in another project."""
+
+
+def test_one_of_a_cluster_of_the_same_name_in_another_project_is_neither_replaced_nor_removed(
+    path: Path,
+) -> None:
+    write_context(PLAN, cluster())
+    before = path.read_text()
+    with pytest.raises(UserError, match=r"192\.0\.2\.7.*\n.*\n.*kubernetes\.context"):
+        write_context(OF_B, cluster("192.0.2.8"))
+    remove_context(OF_B)
+    assert path.read_text() == before
+    free = {"kubernetes": {"context": "free"}}
+    assert write_context(replace(OF_B, launch_settings=free), cluster("192.0.2.8")) == "free"
+    remove_context(replace(OF_B, launch_settings=free))
+    assert set(named(path, "contexts")) == {NAME}
+
+
+def test_a_private_address_that_two_control_planes_share_does_not_make_them_one(path: Path) -> None:
+    write_context(PLAN, cluster("172.16.0.2", "Q0E="))
+    with pytest.raises(UserError, match="kubectl config rename-context"):
+        write_context(OF_B, cluster("172.16.0.2", "Q0Ey"))
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"), [("cluster", {"server": "https://192.0.2.1"}), ("user", {"token": "t"})]
+)
+def test_a_cluster_or_user_of_that_name_that_is_not_ours_is_neither_replaced_nor_removed(
+    path: Path, key: str, entry: dict[str, str]
+) -> None:
+    path.parent.mkdir()
+    others = {**OTHER, f"{key}s": [*OTHER[f"{key}s"], {"name": NAME, key: entry}]}
+    path.write_text(yaml.safe_dump(others))
+    with pytest.raises(UserError, match=f"{key} {NAME} .*\nSet kubernetes.context"):
+        write_context(PLAN, cluster())
+    remove_context(PLAN)
+    assert yaml.safe_load(path.read_text()) == others
+
+
+def test_what_another_context_uses_stays_after_down(path: Path) -> None:
+    write_context(PLAN, cluster())
+    content = yaml.safe_load(path.read_text())
+    content["contexts"].append({"name": "mine", "context": {"cluster": NAME, "user": NAME}})
+    path.write_text(yaml.safe_dump(content))
+    remove_context(PLAN)
+    assert set(named(path, "contexts")) == {"mine"}
+    assert NAME in named(path, "clusters") and NAME in named(path, "users")
+
+
+def test_entries_that_a_deleted_context_left_behind_are_used_again_and_removed(path: Path) -> None:
+    write_context(PLAN, cluster())
+    content = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**content, "contexts": []}))
+    write_context(PLAN, cluster("192.0.2.8"))
+    assert named(path, "clusters")[NAME]["server"] == "https://192.0.2.8"
+    remove_context(PLAN)
+    content = yaml.safe_load(path.read_text())
+    assert content["contexts"] == content["clusters"] == content["users"] == []
 
 
 def test_a_link_to_a_kubeconfig_stays_a_link(path: Path) -> None:

@@ -67,6 +67,51 @@ def test_a_plan_is_changes_with_their_reasons_and_drift() -> None:
     assert not found.is_empty and planned_changes(Path("plan"), {}).is_empty
 
 
+POOL = "google_container_node_pool.a"
+OLD = {"version": "1.33", "status": [], "labels": {"a": "1"}, "nodes": 2}
+
+
+@pytest.mark.parametrize(
+    ("drifted", "wanted", "is_drift"),
+    [
+        ({"version": "1.34"}, {}, False),
+        ({"status": [{"phase": "running"}]}, {}, False),
+        ({"version": "1.34"}, {"nodes": 4}, False),
+        ({"labels": {"a": "2"}}, {"labels": {"a": "1"}}, True),
+        ({"labels": None}, {"labels": {"a": "1"}}, True),
+        ({"labels": {"a": "1", "b": "2"}}, {"labels": {"a": "1"}}, True),
+        ({"labels": {"a": "1", "b": "2"}}, {"labels": {"a": "3", "b": "2"}}, False),
+        ({"status": [{"phase": "ended"}], "nodes": 1}, {"nodes": 2}, True),
+    ],
+)
+def test_an_attribute_that_the_cloud_sets_is_not_drift_unless_the_plan_changes_it_back(
+    drifted: dict[str, Any], wanted: dict[str, Any], is_drift: bool
+) -> None:
+    found = {**OLD, **drifted}
+    actions = ["update"] if wanted else ["no-op"]
+    document = {
+        "resource_drift": [change(POOL, ["update"], before=OLD, after=found)],
+        "resource_changes": [change(POOL, actions, before=found, after={**found, **wanted})],
+    }
+    assert planned_changes(Path("plan"), document).drift == ({POOL: "update"} if is_drift else {})
+
+
+def test_what_is_gone_is_drift_also_where_the_config_does_not_have_it_any_more() -> None:
+    document = {"resource_drift": [change(POOL, ["delete"], before=OLD, after=None)]}
+    found = planned_changes(Path("plan"), document)
+    assert found.drift == {POOL: "delete"} and found.is_empty
+
+
+def test_an_attribute_that_is_known_after_the_apply_is_not_changed_back() -> None:
+    found = {**OLD, "version": "1.34"}
+    after = {"nodes": 4, "labels": {"a": "1"}, "status": []}
+    unknown = {"version": True}
+    planned = change(POOL, ["update"], before=found, after=after, after_unknown=unknown)
+    drift = change(POOL, ["update"], before=OLD, after=found)
+    document = {"resource_drift": [drift], "resource_changes": [planned]}
+    assert planned_changes(Path("plan"), document).drift == {}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "shrinks"),
     [

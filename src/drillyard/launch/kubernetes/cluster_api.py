@@ -6,8 +6,11 @@ not know gives an empty list.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -30,7 +33,9 @@ _KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 CORE = "/api/v1"
 _SECONDS = 30.0
 _ABSENT, _CONFLICT = 404, 409
-_FORBIDDEN, _UNAUTHORIZED = 403, 401
+_FORBIDDEN, _UNAUTHORIZED, _SERVER_ERROR = 403, 401, 500
+_NOBODY = "system:anonymous"
+"""Who asks without credentials: their program has given none."""
 _MERGE = "application/merge-patch+json"
 _ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -40,11 +45,17 @@ class ApiServer:
 
     def __init__(self, context: str | None) -> None:
         settings = client.Configuration()
+        self._kubectl = f"kubectl --context {shlex.quote(context)}" if context else "kubectl"
         try:
-            config.load_kube_config(context=context, client_configuration=settings)
+            with _logged_errors() as logged:
+                config.load_kube_config(context=context, client_configuration=settings)
         except config.ConfigException as error:
             raise UserError(f"kubeconfig: {error}\n{_context_advice(context)}") from None
         self.title = str(settings.host)
+        if logged:
+            raise UserError(
+                f"{self.title}: its login has failed: {logged[0]}\n{self._login_advice()}"
+            )
         self._client = client.ApiClient(settings)
 
     @cached_property
@@ -122,8 +133,12 @@ class ApiServer:
                 return None
             raise UserError(self._words(error, method, path)) from None
         except (HTTPError, OSError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise UnreachableError(f"{self.title}: cannot be reached ({first})") from None
+            cause = getattr(error, "reason", error)
+            first = (str(cause).splitlines() or [type(error).__name__])[0][:200]
+            raise UnreachableError(
+                f"{self.title}: cannot be reached ({first})\nCheck the network and the cluster:"
+                f" {self._kubectl} cluster-info"
+            ) from None
 
     def _words(self, error: ApiException, method: str, path: str) -> str:
         try:
@@ -131,14 +146,17 @@ class ApiServer:
         except (ValueError, TypeError, AttributeError):
             said = error.reason
         advice = None
-        if error.status == _FORBIDDEN:
+        if error.status == _UNAUTHORIZED or (error.status == _FORBIDDEN and _NOBODY in str(said)):
+            advice = self._login_advice()
+        elif error.status == _FORBIDDEN:
             advice = self._forbidden_advice(said)
-        elif error.status == _UNAUTHORIZED:
-            advice = (
-                "Log in to the cluster again; kubectl get pods must work with the same context."
-            )
+        elif error.status >= _SERVER_ERROR:
+            advice = f"Try again; whether the API server works: {self._kubectl} get --raw /readyz"
         text = f"{self.title}: {method} {path.rpartition('/')[2]}: {said}"
         return f"{text}\n{advice}" if advice else text
+
+    def _login_advice(self) -> str:
+        return f"Log in to the cluster again, until this works: {self._kubectl} get namespaces"
 
     def _forbidden_advice(self, said: str) -> str | None:
         """What to do about an answer 403."""
@@ -223,6 +241,25 @@ class ClusterApi(ApiServer):
 
     def _forbidden_advice(self, said: str) -> str | None:
         return forbidden_advice(said, self.namespace)
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """The errors that the client logs: that is all it does where a program which a kubeconfig
+    names for the login fails, and it asks without credentials then."""
+    found: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines = record.getMessage().strip().splitlines()
+            found.append(" ".join(lines)[:300])
+
+    handler = Kept(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _context_advice(context: str | None) -> str:
