@@ -25,7 +25,7 @@ from drillyard.launch.prepared_run import as_siblings
 from drillyard.launch.request import LaunchRequest
 from drillyard.plan_files import PlanFile
 
-_SHARED = ("host_tools.py",)
+_SHARED = ("host_tools.py", "supervise/sockets.py")
 DIRECTORY, SCHEDULE = "acceptance", "schedule.json"
 """Of the node side, below the job's files; and its file there."""
 

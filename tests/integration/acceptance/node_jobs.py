@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import drillyard
 from drillyard.acceptance.check import Expected
 from drillyard.acceptance.evidence import AcceptanceEvidence, parse_evidence
+from drillyard.acceptance.job import DIRECTORY, node_files
 from drillyard.acceptance.judgement import Outcome, judge
 from drillyard.hardware import load_catalog
 from drillyard.supervise.sockets import free_port
 
 SILENT_SECONDS = 4.0
 """Of a node side with probes of a test."""
-NODE_SIDE = Path(drillyard.__file__).parent / "acceptance" / "node"
 ENDS_WITHIN = 60.0
 
 
@@ -40,15 +38,16 @@ class NodeJob:
         environments: Mapping[int, Mapping[str, str]] = {},
         join_seconds: float = 30.0,
         python: str = sys.executable,
-        node_side: Path = NODE_SIDE,
+        node_side: Path | None = None,
         port: int | None = None,
     ) -> None:
         self.directory = directory
+        side = node_side or write_node_side(directory.with_name(f"{directory.name}-launch"))
         self.port = port or free_port(set())
         schedule = {"level": "quick", "join_seconds": join_seconds, "steps": list(steps)}
         self.programs: dict[int, subprocess.Popen[str]] = {}
         for rank in range(nodes) if start is None else start:
-            command = [*prefixes.get(rank, ()), python, str(node_side), "run"]
+            command = [*prefixes.get(rank, ()), python, str(side), "run"]
             command += ["--schedule", json.dumps(schedule), "--run-directory", str(directory)]
             contract = {
                 "NODE_RANK": str(rank),
@@ -89,10 +88,18 @@ class NodeJob:
             program.wait()
 
 
+def write_node_side(launch_directory: Path) -> Path:
+    """Write the node side as a launcher does; returns its directory."""
+    for file in node_files():
+        path = launch_directory / "files" / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.content)
+    return launch_directory / "files" / DIRECTORY
+
+
 def node_side_with(directory: Path, **probes: str) -> Path:
-    """A copy of the node side with more files, which notices silent nodes sooner."""
-    side = directory / "launch" / "files" / "acceptance"
-    shutil.copytree(NODE_SIDE, side, ignore=shutil.ignore_patterns("__pycache__"))
+    """The node side with more files, which notices silent nodes sooner."""
+    side = write_node_side(directory / "launch")
     for name, text in probes.items():
         (side / f"{name}.py").write_text(text)
     messages = side / "messages.py"

@@ -183,9 +183,9 @@ class JobMembers:
             connection.socket.settimeout(SILENT_SECONDS)
             self.identities[rank] = {
                 "rank": rank,
-                "name": str(hello.get("name"))[:_MOST_CHARACTERS],
+                "name": _printable(hello.get("name")),
                 "address": peer,
-                "host": str(hello.get("host"))[:_MOST_CHARACTERS],
+                "host": _printable(hello.get("host")),
                 "mesh_port": ports[0],
                 "rendezvous_port": ports[1],
             }
@@ -205,6 +205,11 @@ class JobMembers:
 
 def _is_port(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 16
+
+
+def _printable(name: object) -> str:
+    """A name that a node gave itself, fit for a terminal."""
+    return "".join(each for each in str(name) if each.isprintable())[:_MOST_CHARACTERS]
 
 
 def _say(connection: NodeConnection, message: dict[str, Any]) -> None:

@@ -139,11 +139,13 @@ def send_for(connected: socket.socket, seconds: float) -> None:
     ends_at = time.monotonic() + seconds
     block = bytes(_BLOCK_BYTES)
     with contextlib.suppress(OSError):
+        ready = select.poll()
+        ready.register(connected, select.POLLIN | select.POLLOUT)
         while (left := ends_at - time.monotonic()) > 0:
-            heard, free, _ = select.select([connected], [connected], [], left)
-            if heard:
+            found = ready.poll(left * 1000)
+            if any(events & ~select.POLLOUT for _, events in found):
                 return
-            if free:
+            if found:
                 connected.send(block)
 
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from drillyard.supervise.sockets import allow_open_files
+
 from .coordinator import FORMAT, Coordinator, write_evidence
 from .members import JobMembers
 from .mesh_server import MeshServer
@@ -25,6 +27,7 @@ from .worker import SCRATCH, NodePlace, NotJoined, TorchPython, Worker, join
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
 _FINISH_SECONDS = 10.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAUNCHED = "DRILLYARD_LAUNCH_ROUND"
 """Every launcher sets it for a command."""
 
@@ -44,8 +47,9 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.verb == "probe":
         return run_probe(options.name)
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, _end)
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
+            signal.signal(number, _end)
     return run_node(options)
 
 
@@ -58,10 +62,14 @@ class EndedBySignal(BaseException):
 
 
 def _end(number: int, _: object) -> None:
-    # A second signal must not end the end: evidence is written, probes are killed.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
     raise EndedBySignal(number)
+
+
+def _ignore_signals() -> None:
+    """A second signal must not end the end: evidence is written, probes are killed."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def run_probe(name: str) -> int:
@@ -108,8 +116,7 @@ def run_node(options: argparse.Namespace) -> int:
         return error.exit_code
     finally:
         if job is not None:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _ignore_signals()
             job.finish(why)
 
 
@@ -165,6 +172,8 @@ class NodeZero:
         self._members = JobMembers(place.nodes, listener, secret)
         self._coordinator = Coordinator(self._members, place.processes, schedule["steps"])
         self._code = 1
+        # A connection per node, and as many while they join.
+        allow_open_files(2 * place.nodes + 512)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
