@@ -133,6 +133,8 @@ def _by_torch(observation: Observation, evidence: AcceptanceEvidence) -> Measure
         if observation.error is not None:
             raise ValueError(observation.error)
         by_rank = _values_by_rank(observation, evidence)
+        if len(by_rank) == 1:
+            raise ValueError("there is one rank")
         names = {canonical(values.get("collective", asked)) for values in by_rank}
         if names != {asked}:
             raise ValueError(f"is of {', '.join(sorted(names))}, and {asked} was asked for")

@@ -42,7 +42,7 @@ def schedule(level: Level, expected: Expected, nodes: int) -> dict[str, Any]:
     A step: `probe`, `scope` (node, pairs, mesh, all), `arguments`, `seconds` (the longest time a
     healthy node may take), `ranks` (true: one process per accelerator, with PyTorch), `judge`
     (`figure` and `at_least`: what a pair must reach, for the search; `of_best`: the share of the
-    best pair below which one is measured again), `racks` (of nodes, by rank), `on` (scope node: the
+    best pair below which one is measured again), `on` (scope node: the
     only ranks), `rounds` (scope mesh: the most partners), `disjoint` (scope mesh: a node is in one
     pair at a time).
     """

@@ -170,7 +170,7 @@ def test_without_a_threshold_pairs_are_judged_by_each_other():
     assert (bad.status, bad.culprits) == (Status.fail, (2,))
 
 
-def test_two_slow_nodes_alone_are_not_told_apart():
+def test_two_slow_nodes_alone_are_not_distinguished():
     found = by_check(two_nodes(observed([0, 1], {8 * GIB: [200.0]})))
     (cause,) = found["slow-pairs"]
     assert (cause.status, cause.culprits, cause.required) == (Status.recorded, (), False)

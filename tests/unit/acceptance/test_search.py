@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.acceptance.node.search import PairResult, conclude, next_round
+from drillyard.acceptance.node.worker import NodePlace
 
 SEEDS = range(360)
 
@@ -121,3 +122,14 @@ def test_pairs_that_could_not_be_measured_name_the_node_that_they_share():
 def test_no_second_round_where_nothing_was_measured():
     results = [PairResult((0, 1), None, None, 0), PairResult((2, 3), None, None, 0)]
     assert next_round(range(4), {}, results) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "rack"),
+    [("s0.leaf4.tux1", "switch.switch.node", "leaf4"), ("tux1", "node", ""),
+     ("block3.tux1", "block.node", ""), ("", "", ""), ("leaf4.tux1", "node", "")],
+)  # fmt: skip
+def test_the_rack_is_the_switch_that_the_scheduler_names(address, pattern, rack, monkeypatch):
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", address)
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR_PATTERN", pattern)
+    assert NodePlace(0, 1, 1, "", 0).rack == rack

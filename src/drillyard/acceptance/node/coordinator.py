@@ -20,7 +20,7 @@ from typing import Any
 from .matchings import matchings, partners
 from .members import JobMembers
 from .messages import BEAT_SECONDS
-from .search import PairResult, next_round
+from .search import ROUNDS, PairResult, next_round
 
 FORMAT = 1
 GRACE_SECONDS = 10.0
@@ -92,8 +92,9 @@ class Coordinator:
         results: list[PairResult] = []
         at_least = (step.get("judge") or {}).get("at_least")
         figure = (step.get("judge") or {}).get("figure")
-        racks = step.get("racks") or {}
-        for number in range(3):
+        known = self.members.identities.items()
+        racks = {str(rank): each["rack"] for rank, each in known if each.get("rack")}
+        for number in range(ROUNDS):
             pairs = next_round(self.members.present(), racks, results)
             if not pairs or self.interrupted is not None:
                 return

@@ -186,6 +186,7 @@ class JobMembers:
                 "name": _printable(hello.get("name")),
                 "address": peer,
                 "host": _printable(hello.get("host")),
+                "rack": _printable(hello.get("rack") or ""),
                 "mesh_port": ports[0],
                 "rendezvous_port": ports[1],
             }

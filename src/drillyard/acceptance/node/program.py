@@ -208,7 +208,7 @@ class NodeZero:
     def _write(self, interrupted: str | None) -> bool:
         """Write the document; returns whether that worked."""
         members = self._members
-        fields = ("rank", "name", "address", "host")
+        fields = ("rank", "name", "address", "host", "rack")
         document = {
             "format": FORMAT,
             "level": self._schedule["level"],

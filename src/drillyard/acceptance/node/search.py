@@ -259,7 +259,7 @@ def _none_passed(nodes: Sequence[int], results: Sequence[PairResult]) -> Conclus
         return Conclusion("link", tuple(sorted(measured)), False, reason, tuple(results))
     reason = (
         "no pair passed: the fabric, the configuration or most nodes are at fault, and single nodes"
-        " cannot be told apart"
+        " cannot be distinguished"
     )
     return Conclusion("fabric", tuple(nodes), False, reason, tuple(results))
 

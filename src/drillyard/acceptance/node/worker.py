@@ -55,6 +55,14 @@ class NodePlace:
         """What the node calls itself; the launcher may know a better name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
+    @property
+    def rack(self) -> str:
+        """The switch that the node hangs on, where the scheduler says (srun(1),
+        SLURM_TOPOLOGY_ADDR); empty elsewhere."""
+        names = os.environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+        kinds = os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+        return names[-2] if len(names) == len(kinds) > 1 and kinds[-2] == "switch" else ""
+
 
 class NotJoined(Exception):
     """Node 0 refuses this node, or is not node 0, or goes on without this node."""
@@ -90,6 +98,7 @@ def _shake_hands(
         "joins": place.rank,
         "name": place.name,
         "host": host,
+        "rack": place.rack,
         "nonce": nonce,
         "mesh_port": server.port,
         "rendezvous_port": place.master_port if place.rank == 0 else server.rendezvous_port,
