@@ -21,6 +21,11 @@ MOST_LINK_FLAPS = 5
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
 _STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+_DATED = re.compile(
+    r"\[\w{3} \w{3}\s+\d+ [\d:]{8} \d{4}\] .*"
+    r"|(?:\w{3}\s+\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ kernel: .*"
+)
+"""Lines of `dmesg -T`, of journalctl and of syslog: they keep their date."""
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
 _SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\): (\d{1,9})\b,?\s*(.*)")
 
@@ -184,7 +189,7 @@ def host_events(
 def recognise(text: str) -> Observation | None:
     """The kernel log in a text, as dmesg or journalctl print it; None: it is something else."""
     lines = text.splitlines()
-    stamped = [line for line in lines[:200] if _STAMP.fullmatch(line)]
+    stamped = [line for line in lines[:200] if _STAMP.fullmatch(line) or _DATED.fullmatch(line)]
     if not stamped or 2 * len(stamped) < len(lines[:200]):
         return None
     parsed = parsed_lines(lines)

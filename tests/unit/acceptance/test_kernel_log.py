@@ -182,3 +182,19 @@ def test_logs_are_recognised() -> None:
     )
     assert seen is not None and judged(xids.CHECK, seen)[0].status is Status.fail
     assert recognise("GPU 0: NVIDIA H100") is None
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "[Wed Jun 12 07:58:43 2024] ",
+        "Nov  8 10:00:00 node7 kernel: ",
+        "2026-11-28T10:00:00.123456+00:00 node7 kernel: ",
+        "Nov 28 10:00:00 node7 kernel: [ 5140.900000] ",
+    ],
+)
+def test_logs_with_dates_are_recognised(stamp: str) -> None:
+    seen = recognise(f"{stamp}NVRM: Xid (PCI:0000:05:00): 79, x\n")
+    assert seen is not None
+    (result,) = judged(xids.CHECK, seen)
+    assert result.status is Status.fail and stamp.strip() in result.evidence[0]

@@ -32,14 +32,8 @@ from drillyard.acceptance.checks import (
     topology,
 )
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import (
-    NotThisOutput,
-    parse_gpus,
-    parse_link_errors,
-    parse_links,
-    parse_topology,
-    recognise,
-)
+from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, recognise
+from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links, parse_topology
 from drillyard.acceptance.results import Status
 
 GPU_CHECKS = (
@@ -344,6 +338,13 @@ def test_links_of_each_gpu() -> None:
     for broken in ("", smi_links(1).replace("Link 3", "Link 4"), smi_links(1) + "what\n"):
         with pytest.raises(NotThisOutput):
             parse_links(broken)
+
+
+def test_gpus_whose_links_are_all_inactive_and_no_machine() -> None:
+    (result,) = judged(
+        nvlink.CHECK, recorded(smi_links(2, {0: 2, 1: 2}, links=2)), at=expected(None)
+    )
+    assert result.status is Status.skipped
 
 
 def test_a_slow_link_and_a_gpu_that_is_not_listed() -> None:

@@ -8,7 +8,8 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
 from drillyard.acceptance.node_results import node_result, nothing_recorded
-from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_link_errors, parse_links
+from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.hardware.facts import cited
 
@@ -64,7 +65,7 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
         status = Status.skipped if machine is None else Status.incomplete
         yield node_result(CHECK, node.rank, status, f"{node.name}: NVLinks were not read: {error}")
         return
-    if machine is None and not any(links.values()):
+    if machine is None and not any(speed for speeds in links.values() for speed in speeds):
         yield node_result(CHECK, node.rank, Status.skipped, f"{node.name}: has no NVLinks")
         return
     yield from _errors(node)

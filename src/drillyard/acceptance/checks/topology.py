@@ -14,7 +14,8 @@ from drillyard.acceptance.node_results import (
     node_result,
     nothing_recorded,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_topology
+from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.nvidia_smi_links import parse_topology
 from drillyard.acceptance.results import CheckResult, Status
 
 Matrix = tuple[tuple[str, ...], ...]
