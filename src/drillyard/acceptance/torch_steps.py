@@ -40,20 +40,22 @@ def torch_steps(level: Level, expected: Expected, nodes: int) -> Iterator[dict[s
     training."""
     gpu = has_gpus(expected)
     yield _step("devices", "node", 60, devices_arguments(level, expected))
-    for collective in collectives_of(level, expected):
-        seconds = int(2 * BUDGET_SECONDS[level])
+    seconds = int(2 * BUDGET_SECONDS[level])
+    single, several = (collectives_of(level, expected, count) for count in (1, 2))
+    for collective in COLLECTIVES:
         one, two = (_arguments(level, expected, collective, count) for count in (1, 2))
-        if gpu:
+        if collective in single and gpu:
             step = _step("nccl_tests", "node", seconds, one)
             del step["ranks"]
             yield step
-        yield _step("collective", "node", seconds, one)
-        if nodes > 1:
+        if collective in single:
+            yield _step("collective", "node", seconds, one)
+        if collective in several and nodes > 1:
             # The figure is that of the largest size.
             least = pair_limit(expected, collective, max(two["sizes"]))
             judged = {"judge": {"figure": "bus_gb_per_s", "at_least": least}}
             yield _step("collective", "pairs", seconds, two) | judged
-        if nodes > 2:
+        if collective in several and nodes > 2:
             yield _step("collective", "all", seconds, two)
     yield _step("training", "all", 120, training_arguments(level, expected))
 
@@ -81,20 +83,13 @@ def sizes_of(level: Level, expected: Expected, collective: str, nodes: int) -> l
     return sorted(size for size in {*deciding, *GPU_SIZES[level]} if size <= most)
 
 
-def collectives_of(level: Level, expected: Expected) -> list[str]:
-    """All of them; at the quick level those that the machine has a measured row for, or
+def collectives_of(level: Level, expected: Expected, nodes: int) -> list[str]:
+    """All of them; at the quick level those that a row of the machine judges on so many nodes, or
     all_reduce."""
     if level is not Level.quick:
         return list(COLLECTIVES)
-    machine = expected.machine
-    rows = [
-        row.collective
-        for row in expected.catalog.bandwidths
-        if machine is not None
-        and row.role == "measured"
-        and (row.machine == machine.name or (row.accelerator == machine.accelerator))
-    ]
-    return [each for each in COLLECTIVES if ROW_NAMES.get(each, each) in rows] or ["all_reduce"]
+    judged = required_sizes(expected, nodes)
+    return [each for each in COLLECTIVES if ROW_NAMES.get(each, each) in judged] or ["all_reduce"]
 
 
 def devices_arguments(level: Level, expected: Expected) -> dict[str, Any]:

@@ -3,26 +3,22 @@ their ranks."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from drillyard.acceptance import node
+from tests.integration.acceptance.node_jobs import NodeJob
+
 from drillyard.acceptance.check import Expected, Level
-from drillyard.acceptance.evidence import AcceptanceEvidence, parse_evidence
-from drillyard.acceptance.schedule import JOIN_SECONDS, schedule
+from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.schedule import schedule
 from drillyard.hardware import load_catalog
 
-PROGRAM = Path(node.__file__).parent
 NODES, RANKS = 2, 2
 
 
@@ -38,50 +34,15 @@ def torch_steps() -> list[dict[str, Any]]:
 
 
 def observe(
-    directory: Path, steps: Sequence[dict[str, Any]], environment: dict[str, str] | None = None
+    directory: Path, steps: Sequence[dict[str, Any]], environment: Mapping[str, str] = {}
 ) -> AcceptanceEvidence:
     """Run the node program once per node and return what node 0 wrote."""
-    port = _free_ports()
-    planned = {"level": "quick", "join_seconds": JOIN_SECONDS[Level.quick], "steps": list(steps)}
-    started = []
-    for rank in range(NODES):
-        place = {
-            "NODE_RANK": str(rank),
-            "NNODES": str(NODES),
-            "NPROC_PER_NODE": str(RANKS),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        command = [sys.executable, str(PROGRAM), "run", "--schedule", json.dumps(planned)]
-        command += ["--run-directory", str(directory), "--python", sys.executable]
-        started.append(
-            subprocess.Popen(command, env={**os.environ, **place, **(environment or {})})
-        )
+    own = {**environment, "NPROC_PER_NODE": str(RANKS)}
+    job = NodeJob(directory, steps, NODES, environments=dict.fromkeys(range(NODES), own))
     try:
-        codes = [each.wait(400) for each in started]
+        return job.wait(400)
     finally:
-        for each in started:
-            if each.poll() is None:
-                each.kill()
-                each.wait()
-    assert codes == [0] * NODES
-    return parse_evidence((directory / "acceptance/evidence.json").read_bytes(), "evidence.json")
-
-
-def _free_ports() -> int:
-    """A port that is free now, with some free ones above it."""
-    for _ in range(100):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-        try:
-            for above in range(4):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port + above))
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no free ports")
+        job.end()
 
 
 @contextmanager

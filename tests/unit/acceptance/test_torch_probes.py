@@ -201,6 +201,8 @@ def test_a4_measures_what_its_rows_judge() -> None:
     """all_gather between two nodes up to 8 GiB, by the published run; one node's all_reduce."""
     steps = schedule(Level.quick, expected("a4-highgpu-8g"), 2)["steps"]
     pairs = [each["arguments"] for each in steps if each["scope"] == "pairs"]
+    own = [each["arguments"] for each in steps if each["probe"] == "collective"]
+    assert [each["collective"] for each in own] == ["all_reduce", "all_gather"]
     assert {each["collective"]: max(each["sizes"]) for each in pairs}["all_gather"] == 8 * GIB
     assert max(sizes_of(Level.quick, expected("a4-highgpu-8g"), "all_reduce", 1)) == 16 * GIB
 

@@ -37,7 +37,7 @@ _GET_ADDRESS = 0x8915
 
 
 @dataclass(frozen=True)
-class Rank:
+class ProbeRank:
     """This process among those of its group of nodes, and its device."""
 
     rank: int
@@ -61,7 +61,7 @@ class Refused(Exception):
     """Why the probe cannot measure here."""
 
 
-def run(measure: Callable[[Rank, dict[str, Any]], dict[str, Any]]) -> int:
+def run(measure: Callable[[ProbeRank, dict[str, Any]], dict[str, Any]]) -> int:
     """Measure and print the JSON object; returns the exit code.
 
     `skipped` in the object says why nothing is measured where PyTorch is too old.
@@ -91,7 +91,7 @@ def say(values: dict[str, Any]) -> None:
     print(json.dumps(values), flush=True)
 
 
-def rank_here(asked: dict[str, Any]) -> Rank:
+def rank_here(asked: dict[str, Any]) -> ProbeRank:
     """This process's rank. Raises Refused where it has no accelerator and one is asked for."""
     local = int(os.environ["LOCAL_RANK"])
     on_gpu = asked.get("device") != "cpu" and torch.cuda.is_available()
@@ -101,7 +101,7 @@ def rank_here(asked: dict[str, Any]) -> Rank:
         raise Refused(f"PyTorch finds {torch.cuda.device_count()} accelerators, not {local + 1}")
     if on_gpu:
         torch.cuda.set_device(local)
-    return Rank(
+    return ProbeRank(
         rank=int(os.environ["RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
         local=local,
@@ -110,7 +110,7 @@ def rank_here(asked: dict[str, Any]) -> Rank:
     )
 
 
-def facts(rank: Rank) -> dict[str, Any]:
+def facts(rank: ProbeRank) -> dict[str, Any]:
     """The device and the software that a figure depends on."""
     found: dict[str, Any] = {
         "device": rank.device.type,
@@ -126,7 +126,7 @@ def facts(rank: Rank) -> dict[str, Any]:
     return found
 
 
-def join_group(rank: Rank, backend: str | None = None) -> str:
+def join_group(rank: ProbeRank, backend: str | None = None) -> str:
     """Form the group of all ranks; returns the backend."""
     name = backend or ("nccl" if rank.on_gpu else "gloo")
     if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -138,7 +138,7 @@ def join_group(rank: Rank, backend: str | None = None) -> str:
     return name
 
 
-def highest(rank: Rank, value: float, group: dist.ProcessGroup | None = None) -> float:
+def highest(rank: ProbeRank, value: float, group: dist.ProcessGroup | None = None) -> float:
     """The highest of the ranks' values, the same on all of them."""
     agreed = torch.tensor([value], dtype=torch.float64, device=rank.device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=group)
@@ -152,7 +152,7 @@ class LocalClock:
     processes' work. What stops the process, or makes its core slow, stays in.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: ProbeRank) -> None:
         self._rank = rank
         self._file: int | None = None
         if not rank.on_gpu:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 if __package__:
-    from .ranks import Rank, Refused, facts, highest, join_group, rounded, run, say
+    from .ranks import ProbeRank, Refused, facts, highest, join_group, rounded, run, say
 else:
-    from ranks import Rank, Refused, facts, highest, join_group, rounded, run, say  # type: ignore
+    from ranks import ProbeRank, Refused, facts, highest, join_group, rounded, run, say  # type: ignore
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ class Case:
     wrong: Callable[[], int]
 
 
-def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
+def measure(rank: ProbeRank, asked: dict[str, Any]) -> dict[str, Any]:
     """Sizes in rising order, until the time given is used up."""
     collective = str(asked["collective"])
     if collective not in CASES:
@@ -84,7 +84,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (2.0 if collective == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
-def _row(rank: Rank, case: Case, repeats: int, left: float) -> tuple[dict[str, Any], float]:
+def _row(rank: ProbeRank, case: Case, repeats: int, left: float) -> tuple[dict[str, Any], float]:
     """The row of one size, with as many repeats as fit into the seconds that are `left`, and the
     seconds of a call on the slowest rank."""
     for _ in range(2):
@@ -132,7 +132,7 @@ def _wrong(tensor: torch.Tensor, first: int, times: int, add: int) -> int:
     return count
 
 
-def _buffer(rank: Rank, elements: int) -> torch.Tensor:
+def _buffer(rank: ProbeRank, elements: int) -> torch.Tensor:
     return torch.empty(elements, dtype=torch.float32, device=rank.device)
 
 
@@ -141,7 +141,7 @@ def _elements(size: int, parts: int = 1) -> int:
     return max(1, size // ITEM_BYTES // parts)
 
 
-def _all_reduce(rank: Rank, size: int) -> Case:
+def _all_reduce(rank: ProbeRank, size: int) -> Case:
     world, data = rank.world, _buffer(rank, _elements(size))
     return Case(
         bytes=data.numel() * ITEM_BYTES,
@@ -151,7 +151,7 @@ def _all_reduce(rank: Rank, size: int) -> Case:
     )
 
 
-def _all_gather(rank: Rank, size: int) -> Case:
+def _all_gather(rank: ProbeRank, size: int) -> Case:
     each = _elements(size, rank.world)
     own, result = _buffer(rank, each), _buffer(rank, each * rank.world)
 
@@ -170,7 +170,7 @@ def _all_gather(rank: Rank, size: int) -> Case:
     )
 
 
-def _reduce_scatter(rank: Rank, size: int) -> Case:
+def _reduce_scatter(rank: ProbeRank, size: int) -> Case:
     world, each = rank.world, _elements(size, rank.world)
     data, result = _buffer(rank, each * world), _buffer(rank, each)
     return Case(
@@ -181,7 +181,7 @@ def _reduce_scatter(rank: Rank, size: int) -> Case:
     )
 
 
-def _all_to_all(rank: Rank, size: int) -> Case:
+def _all_to_all(rank: ProbeRank, size: int) -> Case:
     world, each = rank.world, _elements(size, rank.world)
     data, result = _buffer(rank, each * world), _buffer(rank, each * world)
 
@@ -200,7 +200,7 @@ def _all_to_all(rank: Rank, size: int) -> Case:
     )
 
 
-def _sendrecv(rank: Rank, size: int) -> Case:
+def _sendrecv(rank: ProbeRank, size: int) -> Case:
     each = _elements(size)
     own, result = _buffer(rank, each), _buffer(rank, each)
     after, before = (rank.rank + 1) % rank.world, (rank.rank - 1) % rank.world
@@ -222,7 +222,7 @@ def _ignore(_: object) -> None:
     pass
 
 
-CASES: dict[str, Callable[[Rank, int], Case]] = {
+CASES: dict[str, Callable[[ProbeRank, int], Case]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 if __package__:
-    from .ranks import LocalClock, Rank, facts, join_group, rounded, run, say
+    from .ranks import LocalClock, ProbeRank, facts, join_group, rounded, run, say
 else:
-    from ranks import LocalClock, Rank, facts, join_group, rounded, run, say  # type: ignore
+    from ranks import LocalClock, ProbeRank, facts, join_group, rounded, run, say  # type: ignore
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ MOST_CALLS = 1000
 """A repeat has as many calls as take TIMED_SECONDS."""
 
 
-def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
+def measure(rank: ProbeRank, asked: dict[str, Any]) -> dict[str, Any]:
     """Each part in turn; the object is printed after each of them."""
     clock, repeats = LocalClock(rank), int(asked.get("repeats", 5))
     values = {**facts(rank), "waiting_left_out": clock.without_waiting}
@@ -53,7 +53,7 @@ def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
 # The product.
 
 
-def product(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
+def product(rank: ProbeRank, asked: dict[str, Any]) -> dict[str, Any]:
     """Products of seeded factors: for each round the digest of the result, and how many elements
     were wrong, over all repeats."""
     rows, inner = int(asked["rows"]), int(asked["inner"])
@@ -93,7 +93,9 @@ def _factor(seed: int, rows: int, columns: int) -> torch.Tensor:
 # Rates.
 
 
-def matmul(rank: Rank, clock: LocalClock, asked: dict[str, Any], repeats: int) -> dict[str, Any]:
+def matmul(
+    rank: ProbeRank, clock: LocalClock, asked: dict[str, Any], repeats: int
+) -> dict[str, Any]:
     """The rate of an (m, k) by (k, n) product, in TFLOP/s per repeat."""
     m, n, k = (int(asked[each]) for each in "mnk")
     row: dict[str, Any] = {"type": asked["type"], "m": m, "n": n, "k": k}
@@ -107,7 +109,7 @@ def matmul(rank: Rank, clock: LocalClock, asked: dict[str, Any], repeats: int) -
     return row
 
 
-def _plain(rank: Rank, kind: str, m: int, n: int, k: int) -> Callable[[], object]:
+def _plain(rank: ProbeRank, kind: str, m: int, n: int, k: int) -> Callable[[], object]:
     generator = torch.Generator(rank.device).manual_seed(0)
     numbers = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[kind]
     left = torch.randn(m, k, generator=generator, device=rank.device).to(numbers)
@@ -116,7 +118,7 @@ def _plain(rank: Rank, kind: str, m: int, n: int, k: int) -> Callable[[], object
     return lambda: torch.mm(left, right, out=result)
 
 
-def _fp8(rank: Rank, m: int, n: int, k: int) -> Callable[[], object]:
+def _fp8(rank: ProbeRank, m: int, n: int, k: int) -> Callable[[], object]:
     """One scale per factor, the second one column by column, as torch._scaled_mm wants it."""
 
     def call() -> object:
@@ -134,7 +136,7 @@ def _fp8(rank: Rank, m: int, n: int, k: int) -> Callable[[], object]:
 
 
 def _copy(
-    rank: Rank,
+    rank: ProbeRank,
     clock: LocalClock,
     source: torch.device,
     target: torch.device,
@@ -154,7 +156,7 @@ def _copy(
 
 
 def _host_copies(
-    rank: Rank, clock: LocalClock, values: dict[str, Any], size: int, repeats: int
+    rank: ProbeRank, clock: LocalClock, values: dict[str, Any], size: int, repeats: int
 ) -> None:
     host = torch.device("cpu")
     values["host_to_device"] = _copy(rank, clock, host, rank.device, size, repeats)
@@ -162,7 +164,7 @@ def _host_copies(
 
 
 def _peer_copies(
-    rank: Rank, clock: LocalClock, values: dict[str, Any], size: int, repeats: int
+    rank: ProbeRank, clock: LocalClock, values: dict[str, Any], size: int, repeats: int
 ) -> None:
     for peer in range(rank.local_world):
         if peer != rank.local:
@@ -188,7 +190,7 @@ def _time(clock: LocalClock, call: Callable[[], object], repeats: int) -> list[f
     return seconds
 
 
-def _in_turns(rank: Rank, part: Callable[[], None]) -> None:
+def _in_turns(rank: ProbeRank, part: Callable[[], None]) -> None:
     """Run `part` on one rank of the node after the other."""
     if rank.world > 1 and not dist.is_initialized():
         join_group(rank, "gloo")

@@ -9,15 +9,16 @@ rank's own backward pass has ended, is not: a slow rank has the longest, and wai
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 if __package__:
-    from .ranks import LocalClock, Rank, facts, highest, join_group, rounded, run, say
+    from .ranks import LocalClock, ProbeRank, facts, highest, join_group, rounded, run, say
 else:
-    from ranks import LocalClock, Rank, facts, highest, join_group, rounded, run, say  # type: ignore
+    from ranks import LocalClock, ProbeRank, facts, highest, join_group, rounded, run, say  # type: ignore
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 CHECKED_STEPS = 2
 """Steps with the same weights before any is timed: their gradients are the same bits on a device
 that computes the same twice. On a CPU every later step's gradients are compared, too."""
+CHECKED_TOKENS = 1024
+"""Of these steps at most: attention's weights are in memory there."""
 ROTATION_BASE = 500_000.0
 
 
-def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
+def measure(rank: ProbeRank, asked: dict[str, Any]) -> dict[str, Any]:
     """One phase after the other; the object is printed after each."""
     clock = LocalClock(rank)
     values = {**facts(rank), "waiting_left_out": clock.without_waiting, "shape": asked["shape"]}
@@ -44,7 +47,7 @@ def measure(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
         if nodes > 1
     ]
     own = groups[rank.rank // rank.local_world] if groups else None
-    trainer = Trainer(rank, clock, asked)
+    trainer = TrainingProbe(rank, clock, asked)
     trainer.check_gradients()
     values["gradients"] = {"sums": trainer.sums}
     values["phases"] = phases = []
@@ -122,8 +125,9 @@ class Llama(nn.Module):
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """The mean loss of predicting each next token."""
         x_BSH = self.embedding(tokens_BS[:, :-1])
+        rotation = self.rotation[:, : x_BSH.shape[1]]
         for layer in self.layers:
-            x_BSH = layer(x_BSH, self.rotation)
+            x_BSH = layer(x_BSH, rotation)
         logits = self.head(self.norm(x_BSH))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens_BS[:, 1:].flatten())
 
@@ -161,10 +165,10 @@ class Exchange:
     """Sums over the bits of each local gradient, where they are wanted."""
 
 
-class Trainer:
+class TrainingProbe:
     """A model, its optimizer, and the exchange of its gradients."""
 
-    def __init__(self, rank: Rank, clock: LocalClock, asked: dict[str, Any]) -> None:
+    def __init__(self, rank: ProbeRank, clock: LocalClock, asked: dict[str, Any]) -> None:
         self._rank, self._clock, self._asked = rank, clock, asked
         shape = asked["shape"]
         torch.manual_seed(0)
@@ -191,11 +195,13 @@ class Trainer:
 
         Only kernels that give the same bits each time are used.
         """
+        # What cuBLAS needs for the same bits each time (its page on reproducible results).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         for _ in range(CHECKED_STEPS):
             self._exchange.sums = []
             with sdpa_kernel(SDPBackend.MATH):
-                self._backward()
+                self._backward(self._tokens[:1, : CHECKED_TOKENS + 1])
             self._keep_sums()
             self._optimizer.zero_grad()
         torch.use_deterministic_algorithms(False)
@@ -240,7 +246,7 @@ class Trainer:
         self._exchange.sums = None if self._rank.on_gpu else []
         for at in range(accumulated):
             self._exchange.on = exchanges and at == accumulated - 1
-            self._backward()
+            self._backward(self._tokens)
         self._exchange.on = exchanges
         computed = self._mark()
         for work in self._exchange.under_way:
@@ -251,11 +257,11 @@ class Trainer:
         self._optimizer.zero_grad()
         return Step(began, computed, self._mark())
 
-    def _backward(self) -> None:
+    def _backward(self, tokens_BS: torch.Tensor) -> None:
         with torch.autocast(
             self._rank.device.type, dtype=torch.bfloat16, enabled=self._rank.on_gpu
         ):
-            loss = self._model(self._tokens)
+            loss = self._model(tokens_BS)
         loss.backward()
 
     def _send(self, parameter: torch.Tensor) -> None:
