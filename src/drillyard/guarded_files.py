@@ -88,7 +88,9 @@ def read_bytes(path: Path, largest: int = LARGEST_DOCUMENT_BYTES) -> bytes:
     no regular file, OSError as `open` does."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, largest) + 1)
+        # Before it is read: what may be large would cost as much memory.
+        _require_size(path, size, largest)
+        content = file.read(size + 1)
     _require_size(path, max(size, len(content)), largest)
     return content
 
