@@ -26,8 +26,8 @@ def report_outcome(
     nowhere); print the outcome, or the document, on `out` or standard output. `title`: the
     cluster, or what was judged."""
     from drillyard.acceptance.acceptance_document import acceptance_document
+    from drillyard.acceptance.acceptance_page import render_acceptance
     from drillyard.acceptance.document_text import as_text, junit_xml
-    from drillyard.reporting.acceptance_page import render_acceptance
 
     document = acceptance_document(outcome)
     written = []

@@ -23,7 +23,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class CurvePoint:
     """A measured point, in pixels, with the values that it stands for."""
 
     x: float
@@ -45,7 +45,7 @@ class BandwidthCurve:
     reference_label: str
     limit: float | None
     limit_label: str
-    dots: list[Dot]
+    dots: list[CurvePoint]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     table: Table
@@ -86,7 +86,7 @@ def bandwidth_curve(
         limit=None if not limit else round(y.pixel(limit), 1),
         limit_label=limit_label,
         dots=[
-            Dot(
+            CurvePoint(
                 round(x.pixel(size), 1),
                 round(y.pixel(value), 1),
                 size,

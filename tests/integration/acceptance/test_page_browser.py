@@ -13,7 +13,7 @@ from tests.integration.opened_report import TIMEOUT_SECONDS, Opened
 from tests.integration.test_report_browser import browser  # noqa: F401
 from tests.unit.acceptance.documents import BAD, CURVE, NAMES, SIZES, bandwidth_of, document
 
-from drillyard.reporting.acceptance_page import render_acceptance
+from drillyard.acceptance.acceptance_page import render_acceptance
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.unit.acceptance.documents import (
     result,
 )
 
-from drillyard.reporting.acceptance_page import MOST_ROWS, render_acceptance
+from drillyard.acceptance.acceptance_page import MOST_ROWS, render_acceptance
 from drillyard.reporting.bandwidth_curve import HEIGHT, LEFT, WIDTH, bandwidth_curve
 from drillyard.reporting.heat_map import MOST_NODES, heat_map
 
