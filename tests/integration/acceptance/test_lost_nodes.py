@@ -222,15 +222,26 @@ def test_a_signal_leaves_nothing_running_and_what_was_observed(
     assert running_with(mark) == []
 
 
-def test_a_node_ends_when_node_0_is_gone(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_ends_when_node_0_is_gone_and_names_it(
+    start: Start, tmp_path: Path, number: int
+) -> None:
     side = node_side_with(tmp_path, probe_sleep=SLEEP)
-    mark = f"left-{os.getpid()}"
+    worker = side / "worker.py"
+    text = worker.read_text()
+    assert text.count("LEFT_BEHIND_SECONDS = 60.0") == 1
+    worker.write_text(text.replace("LEFT_BEHIND_SECONDS = 60.0", "LEFT_BEHIND_SECONDS = 4.0"))
+    mark = f"left-{os.getpid()}-{number}"
     steps = [sleep(300, 600, by_rank={"1": {"sleep": 300, "child": True}}, mark=mark)]
     job = start(steps, 2, node_side=side)
     wait_for(lambda: len(running_with(mark)) == 1)
-    job.programs[0].kill()
-    assert job.programs[1].wait(20) == 1
+    job.programs[0].send_signal(number)
+    assert job.programs[1].wait(30) == 1
     assert running_with(mark) == []
+    outcome = judged(job.evidence())
+    assert outcome.culprits == (0,)
+    assert outcome.verdict is Status.fail
+    assert outcome.results[0].check == "connection"
 
 
 def test_where_the_run_has_a_secret_only_those_who_know_it_join(

@@ -8,13 +8,10 @@ it leave it out, the other nodes go on.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .matchings import matchings, partners
@@ -22,7 +19,6 @@ from .members import JobMembers
 from .messages import BEAT_SECONDS
 from .search import ROUNDS, PairResult, next_round
 
-FORMAT = 1
 GRACE_SECONDS = 10.0
 """After a step's own limit until a node that has not answered counts as silent."""
 FOLLOW_SECONDS = 3.0
@@ -387,12 +383,3 @@ def _figure(observation: dict[str, Any], name: str | None) -> float | None:
     values = ranks[0]["values"] if ranks and observation["error"] is None else None
     value = (values or {}).get(name)
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def write_evidence(path: Path, evidence: dict[str, Any]) -> None:
-    """Write the document in one piece: a reader sees all of it or nothing. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    text = json.dumps(evidence, separators=(",", ":"))
-    partial.write_text(f"{text}\n", encoding="utf-8")
-    os.replace(partial, path)

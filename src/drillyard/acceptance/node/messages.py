@@ -68,10 +68,11 @@ class NodeConnection:
         self.socket.close()
 
 
-def lost_reason(error: Exception) -> str:
-    """Why a connection is lost, as a clause about the node at its other end."""
+def lost_reason(error: Exception, seconds: float = SILENT_SECONDS) -> str:
+    """Why a connection is lost, as a clause about the node at its other end. `seconds`: the longest
+    silence that was allowed."""
     if isinstance(error, (TimeoutError, socket.timeout)):
-        return f"was silent for {SILENT_SECONDS:.0f} s"
+        return f"was silent for {seconds:.0f} s"
     if isinstance(error, ConnectionResetError):
         return "its connection ended"
     return str(error)

@@ -17,7 +17,8 @@ from typing import Any
 
 from drillyard.supervise.sockets import allow_open_files
 
-from .coordinator import FORMAT, Coordinator, write_evidence
+from .coordinator import Coordinator
+from .evidence_file import FORMAT, UNFINISHED, add_loss_of_node_0, write_evidence
 from .members import JobMembers
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
@@ -134,7 +135,13 @@ def _take_part(
         server = MeshServer(place.rank)
         connection = join(place, float(schedule["join_seconds"]), secret, server)
         code = Worker(place, schedule["steps"], connection, directory, torch_python).work()
-        return code if job is None else job.wait()
+        if job is not None:
+            return job.wait()
+        if code != 0:
+            submission = schedule.get("submission", "")
+            evidence = directory / Path(EVIDENCE).name
+            add_loss_of_node_0(evidence, submission, place.master_addr, place.master_port)
+        return code
     except NotJoined as error:
         why = f"cannot take part: {error}"
     except OSError as error:
@@ -194,8 +201,9 @@ class NodeZero:
             shutil.rmtree(left, ignore_errors=True)
         try:
             self._missing = self._members.wait(float(self._schedule["join_seconds"]))
+            self._write(UNFINISHED)
             self._coordinator.run(
-                lambda text: print(f"check: {text}", flush=True), lambda: self._write(None)
+                lambda text: print(f"check: {text}", flush=True), lambda: self._write(UNFINISHED)
             )
             ended = self._coordinator.interrupted
             complete = self._write(ended) and ended is None

@@ -155,7 +155,8 @@ class Worker:
                 try:
                     message = self._connection.receive()
                 except (OSError, ValueError) as error:
-                    print(f"error: node 0 is lost: {lost_reason(error)}", file=sys.stderr)
+                    why = lost_reason(error, LEFT_BEHIND_SECONDS)
+                    print(f"error: node 0 is lost: {why}", file=sys.stderr, flush=True)
                     return 1
                 if "left_out" in message:
                     raise NotJoined(f"node 0 goes on without it: it {message['left_out']}")
