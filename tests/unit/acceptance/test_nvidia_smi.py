@@ -398,7 +398,7 @@ def test_the_node_that_is_connected_otherwise(nodes: int, blamed: list[int]) -> 
     assert {rank for each in failed for rank in each.nodes} == ({1} if blamed else {0, 1})
 
 
-def test_a_group_that_is_not_told() -> None:
+def test_a_group_without_a_value() -> None:
     """GPUs without row remapping show the group alone."""
     start, end = "    Remapped Rows\n", "    Temperature\n"
     text = smi_text(2)
