@@ -64,6 +64,18 @@ def test_a_missing_accelerator_is_an_error_where_the_machine_has_one() -> None:
     assert ended.stderr.splitlines() == ["PyTorch finds no accelerator"]
 
 
+def test_a_wait_for_a_core_while_the_clock_is_read_is_not_taken_off_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = ranks.ProbeRank(0, 1, 0, 1, ranks.torch.device("cpu"))
+    clock = ranks.LocalClock(rank)
+    waits, wall = iter([0.0, 0.0, 0.0, 5.0, 5.0, 5.0]), iter([10.0, 10.5, 15.5])
+    monkeypatch.setattr(clock, "_waited", lambda: next(waits))
+    monkeypatch.setattr(ranks.time, "perf_counter", lambda: next(wall))
+    began = clock.now()
+    assert clock.now() - began == pytest.approx(0.5)
+
+
 def test_one_rank_alone_has_no_collective() -> None:
     ended = run("collective", {"collective": "all_reduce", "sizes": [1024]})
     assert ended.returncode == 0, ended.stderr
