@@ -151,7 +151,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
 
     return Stages(
         check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
-            plan, apis(plan.project), planned.facts
+            plan, apis(plan.project)
         ),
         find_leaks=lambda plan, owned: lazy(f"{google}.leaks", "find_leaks")(
             plan, apis(plan.project), owned, planned.facts
