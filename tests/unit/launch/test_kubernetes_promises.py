@@ -21,6 +21,10 @@ PROMISES = {
         "test_a_chart_that_counts_85_would_end_the_run",
         "test_term_to_one_pod_of_two_is_never_counted",
     ],
+    "accepted nodes are judged under their own names, nothing is left, and a drained one comes back": [  # noqa: E501
+        "test_pods_are_judged_under_their_nodes_names_and_leave_nothing",
+        "test_a_node_is_cordoned_and_the_printed_command_undoes_it",
+    ],
     "a plain Job runs where there is no JobSet, and says that nothing restarts it": [
         "test_a_plain_job_is_never_restarted_and_says_so",
     ],

@@ -45,9 +45,7 @@ def test_stages_use_the_facts_and_namespaces_of_the_plan(
     planned = plan_file(files[0], hardware=files[1])
     stages, called = real_stages(planned), dict[str, Any]()
     monkeypatch.setattr(api, "google_apis", lambda project: project)
-    monkeypatch.setattr(
-        preflight, "check_project", lambda plan, apis, facts: called.update(check=facts)
-    )
+    monkeypatch.setattr(preflight, "check_project", lambda plan, apis: called.update(check=plan))
     monkeypatch.setattr(
         leaks, "find_leaks", lambda plan, apis, owned, facts: called.update(leaks=facts)
     )
@@ -59,7 +57,7 @@ def test_stages_use_the_facts_and_namespaces_of_the_plan(
     stages.check_project(planned.plan)
     stages.find_leaks(planned.plan, frozenset())
     assert stages.write_secret("context", "TOKEN") == "s/k"
-    assert called["check"] is called["leaks"] is planned.facts
+    assert called["check"] is planned.plan and called["leaks"] is planned.facts
     assert "team" in called["namespaces"]
 
 
