@@ -99,6 +99,8 @@ def ssh_place(hosts: SshHosts, directory: Path, order: tuple[int, ...] = (0, 1))
     """The hosts, in this order of ranks. Their Python is a script that each has for itself."""
     for host in hosts.hosts:
         wrap_python(host.directory / "private")
+        # A shim of pyenv would put its own directories first on the agent's PATH.
+        wrap_python(host.home / "bin")
     ssh = {
         "hosts": [hosts.names[number] for number in order],
         "config_file": str(hosts.config_file),

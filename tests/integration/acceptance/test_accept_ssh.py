@@ -63,7 +63,7 @@ def test_a_fault_is_named_and_moves_with_the_node(
 def test_a_start_on_a_bad_host_is_refused_and_the_host_named(hosts: SshHosts, place: Place) -> None:
     run = place.desk.write_run("trains", {"command": ["true"]})
     with BY_NAME["a full /dev/shm"].give(hosts, hosts.hosts[1], random.Random(0)):
-        refused = place.desk.say("launch", run, "--accept", "quick", "--drain")
+        refused = place.desk.say("launch", run, "--accept", "quick", "--drain", "--max-share", "1")
     assert refused.returncode == 2 and "h1: " in refused.stderr, refused.stderr
     assert "nothing was submitted" in refused.stderr
     # --drain says what to do instead.
