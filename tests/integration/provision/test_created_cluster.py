@@ -15,7 +15,8 @@ from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
 from tests.integration.kubernetes.team import until
 from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
 
-from drillyard.provision.launch_file import with_settings
+from drillyard.config.yaml_document import parse_document
+from drillyard.provision.launch_file import launch_values, with_values
 from drillyard.provision.provisioner import plan_file
 
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
@@ -131,7 +132,10 @@ def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_fil
     run, path = f"run-{mode}", config(admin, mode)
     # As `up --write` leaves it.
     settings = plan_file(path).plan.launch_settings or {}
-    path.write_text(with_settings(path.read_text(), settings))
+    text = path.read_text()
+    made = with_values(text, launch_values(parse_document(text, path.name), [], settings))
+    assert made is not None
+    path.write_text(made)
     assert f"queue: c-{mode}\n" in path.read_text()
     launch(admin, run, path)
     if mode == "flex-start-queued":

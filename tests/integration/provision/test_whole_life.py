@@ -51,6 +51,8 @@ def test_a_cluster_from_nothing_and_back_to_nothing(joined: JoinedProject) -> No
     assert config["cluster"]["labels"] == {"team": "x"}
     joined.config.write_text(made.stdout, encoding="utf-8")
 
+    # Kueue takes a moment to see the flavors of its queues.
+    until(lambda: joined.run("status").returncode == 0, "the queues do not become active")
     status = joined.run("status")
     assert status.returncode == 0, status.stdout + status.stderr
     assert "2 of 2 nodes ready" in status.stdout and "drift    Terraform" in status.stdout
