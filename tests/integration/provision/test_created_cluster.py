@@ -35,7 +35,7 @@ FILE: dict[str, Any] = {
     "image": "i:1",
     "cluster": {
         "pools": [
-            {"consumption": each, "nodes": 2, "reservations": ["r"]}
+            {"consumption": each, "nodes": 2, "reservations": [f"r-{each}"]}
             if each in ("reservation", "calendar")
             else {"consumption": each, "nodes": 2}
             for each in MODES[1:]
@@ -94,7 +94,7 @@ def config(admin: Admin, mode: str, **changes: Any) -> Path:
     """The file of the cluster for runs that are bought in one way: the same but for that."""
     content = {**FILE, "consumption": mode, **changes}
     if mode in ("reservation", "calendar"):
-        content["reservation"] = "r"
+        content["reservation"] = f"r-{mode}"
     path = admin.directory / f"{mode}.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
