@@ -93,6 +93,11 @@ def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def config(admin: Admin, mode: str, **changes: Any) -> Path:
     """The file of the cluster for runs that are bought in one way: the same but for that."""
     content = {**FILE, "consumption": mode, **changes}
+    if mode != FILE["consumption"] and "pools" in content.get("cluster", {}):
+        # The same pools: the first one is that of the top level.
+        first = {"consumption": FILE["consumption"], "nodes": 2}
+        others = [each for each in content["cluster"]["pools"] if each["consumption"] != mode]
+        content["cluster"] = {**content["cluster"], "pools": [first, *others]}
     if mode in ("reservation", "calendar"):
         content["reservation"] = f"r-{mode}"
     path = admin.directory / f"{mode}.yaml"
