@@ -73,7 +73,7 @@ def node(mode: str, number: int, **more: str) -> dict[str, Any]:
         labels[f"cloud.google.com/gke-{mode}"] = "true"
     if mode in ("reservation", "calendar"):
         place = "cloud.google.com/reservation-"
-        labels |= {f"{place}name": "r", f"{place}affinity": "specific"}
+        labels |= {f"{place}name": f"r-{mode}", f"{place}affinity": "specific"}
         labels |= {f"{PLACED}subblock": "s", f"{PLACED}host": f"h{number}"}
     return kwok.node(f"{mode}-{number}", f"c-{mode}", "b", **labels)
 
