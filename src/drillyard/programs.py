@@ -124,6 +124,20 @@ class Programs:
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
+    def show(self, argv: Sequence[str], *, directory: Path | None = None) -> int:
+        """Run to the end, in `directory`, on this process's terminal: what it prints goes to
+        standard error as it comes. Returns its exit code. Raises UserError where the program is
+        missing."""
+        sys.stderr.flush()
+        with _installed(argv):
+            return subprocess.run(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                check=False,
+                cwd=directory,
+            ).returncode
+
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program that answers requests: its input and output are pipes, and its standard
         error is a file, so that no amount of it blocks the program (`printed_errors`). The caller

@@ -66,6 +66,7 @@ COMMANDS = {
     "cluster": Command(
         "drillyard.cli.cluster", "Create a cluster of a cloud, look at it, and remove it."
     ),
+    "image": Command("drillyard.cli.image", "Build and push container images."),
     "accept": Command(
         "drillyard.cli.accept", "Check the nodes of a cluster, and find the bad one."
     ),

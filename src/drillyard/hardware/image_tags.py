@@ -14,7 +14,7 @@ from functools import cache
 from pydantic import Field
 
 from drillyard.hardware.catalog import packaged_rows
-from drillyard.hardware.facts import CatalogRow, FactSource, Record
+from drillyard.hardware.facts import CatalogRow, Fact, FactSource, Record
 
 _REFERENCE = re.compile(r"(docker://)?(?P<path>[^@]+?)(:(?P<tag>[\w][\w.-]*))?(@sha256:[0-9a-f]+)?")
 _DEFAULT_REGISTRY = "docker.io"
@@ -36,15 +36,18 @@ class KnownImage(CatalogRow):
     tag: str
     releases: tuple[Release, ...] = ()
     ubuntu_glibc: dict[str, str] = Field(default={})
+    cuda_drivers: dict[str, str] = Field(default={})
 
 
 @dataclass(frozen=True, slots=True)
 class ImageContents:
-    """Versions in an image; None where its tag does not say."""
+    """Versions in an image, and the oldest driver that runs its CUDA; None where its tag does not
+    say."""
 
     cuda: str | None
     glibc: str | None
     source: FactSource
+    driver: Fact[str] | None
 
 
 def image_contents(image: str) -> ImageContents | None:
@@ -79,8 +82,11 @@ def _contents(known: KnownImage, found: Mapping[str, str]) -> ImageContents | No
         if not since:
             return None
         cuda, ubuntu = since[-1].cuda, since[-1].ubuntu
-    glibc = _known()[0].ubuntu_glibc.get(ubuntu) if ubuntu is not None else None
-    return ImageContents(cuda, glibc, known.provenance.row)
+    first = _known()[0]
+    glibc = first.ubuntu_glibc.get(ubuntu) if ubuntu is not None else None
+    major = (cuda or "").partition(".")[0]
+    driver = first.fact(f"cuda_drivers.{major}") if major in first.cuda_drivers else None
+    return ImageContents(cuda, glibc, known.provenance.row, driver)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -26,10 +26,9 @@ from drillyard.config.problems import (
 from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.hardware.capacity import consumption_problem
-from drillyard.hardware.facts import Fact
-from drillyard.hardware.image_tags import image_contents, version_at_least
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent import exec_command
+from drillyard.launch.image_rules import floor_findings, image_floors
 from drillyard.launch.network import stack_of, stack_problem
 from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchRequest, error, warning
 from drillyard.supervise import launch_contract
@@ -39,7 +38,6 @@ AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GI
 RESERVED_VARIABLES = (*AGENT_VARIABLES, launch_contract.RESTARTED_BY)
 """What no config may set."""
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-_CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 
 
 def require_launchable(request: LaunchRequest, *own: Check) -> tuple[str, ...]:
@@ -156,46 +154,15 @@ def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iter
 
 
 def _image(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """A stack's libraries, which are mounted into the image, need its C library to be new enough.
-    Programs of an older CUDA have no code for a newer GPU. Where an image's tag does not show its
-    contents: the command that shows them."""
-    stack = stack_of(request.cluster, machine, request.facts)
-    if stack is not None and request.cluster.nodes > 1 and "glibc" in stack.requires:
-        floor: Fact[str] = stack.fact("requires.glibc")
-        yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
-    accelerator = None if machine is None else request.facts.accelerator_of(machine)
-    if accelerator is not None and accelerator.min_cuda is not None:
-        yield from _floor(
-            request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND
-        )
-
-
-def _floor(
-    request: LaunchRequest, part: str, floor: Fact[str], needed_by: str, command: str
-) -> Iterator[LaunchFinding]:
-    image = request.image
-    if image is None or any(
-        image in stack.images.values() for stack in request.facts.network_stacks.values()
-    ):
+    """An image that is too old for the machines, or whose tag does not show it."""
+    image, stacks = request.image, request.facts.network_stacks.values()
+    if image is None or any(image in stack.images.values() for stack in stacks):
         # A network stack's own images are made for its machines.
         return
     config, key = request.image_setting
-    contents = image_contents(image)
-    version = None if contents is None else getattr(contents, part)
-    title = {"glibc": "glibc", "cuda": "CUDA"}[part]
-    rule = f"{needed_by} needs {title} >= {floor.value} ({floor.source})"
-    if contents is None or version is None:
-        yield warning(
-            config,
-            key,
-            f"{rule}, and the tag of {image} does not show it; run in the image: {command}",
-        )
-    elif not version_at_least(version, floor.value):
-        yield error(
-            config,
-            key,
-            f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag",
-        )
+    floors = image_floors(request.cluster, machine, request.facts)
+    for found in floor_findings(image, floors):
+        yield (error if found.fatal else warning)(config, key, found.message)
 
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:

@@ -86,11 +86,7 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 content = file.read()
                 member.size, member.mode = len(content), os.fstat(file.fileno()).st_mode & 0o777
-            named = (
-                _CREDENTIALS.fullmatch(name.name) is not None
-                and _HARMLESS.fullmatch(name.name) is None
-            )
-            if named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]):
+            if looks_like_credentials(name, content):
                 credentials.append(repr(str(name)))
             tar.addfile(member, io.BytesIO(content))
     if credentials:
@@ -105,6 +101,12 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             f" {first_few(left_out, _MOST_SHOWN)}"
         )
     return buffer.getvalue()
+
+
+def looks_like_credentials(name: Path, content: bytes) -> bool:
+    """Whether a file's name, or the beginning of its content, is that of credentials."""
+    named = _CREDENTIALS.fullmatch(name.name) is not None and _HARMLESS.fullmatch(name.name) is None
+    return named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]) is not None
 
 
 def working_files(directory: Path, programs: Programs) -> Iterator[Path]:

@@ -1,0 +1,1 @@
+"""Container images: built from a commit, pushed, and named by their digest."""
