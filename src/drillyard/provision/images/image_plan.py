@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.provision.image_registry import tag_of
@@ -134,7 +135,10 @@ def plan_build(
     files: dict[str, str] = {}
     if builder == CLOUD_BUILD:
         assert cloud is not None
-        files[CLOUD_CONFIG] = cloud_config(image, dockerfile, given, context.epoch, further)
+        # A `$` would begin a substitution.
+        words = [word.replace("$", "$$") for word in (*given, *further)]
+        config = cloud_config(image, dockerfile.replace("$", "$$"), words, context.epoch)
+        files[CLOUD_CONFIG] = json.dumps(config, indent=2) + "\n"
         command = (
             *("gcloud", "builds", "submit", ARCHIVE, f"--config={CLOUD_CONFIG}", *cloud.flags),
             *cloud_flags,
@@ -161,15 +165,17 @@ def plan_build(
 
 
 def cloud_config(
-    image: str, dockerfile: str, given: Sequence[str], epoch: object, further: Sequence[str] = ()
-) -> str:
-    """The configuration of a build for Cloud Build, as JSON: docker builds, Cloud Build pushes
-    (https://cloud.google.com/build/docs/build-config-file-schema). A `$` of an argument is
-    doubled: it would begin a substitution."""
-    words = ["build", "--file", dockerfile, *given, "--build-arg", f"SOURCE_DATE_EPOCH={epoch}"]
-    escaped = [word.replace("$", "$$") for word in [*words, *further, "."]]
-    step = {"name": _CLOUD_DOCKER, "env": ["DOCKER_BUILDKIT=1"], "args": escaped}
-    return json.dumps({"steps": [step], "images": [image]}, indent=2) + "\n"
+    image: str, dockerfile: str, given: Sequence[str], epoch: object
+) -> dict[str, Any]:
+    """The configuration of a build for Cloud Build: docker builds with the arguments `given`, Cloud
+    Build pushes (https://cloud.google.com/build/docs/build-config-file-schema)."""
+    words = ["--build-arg", f"SOURCE_DATE_EPOCH={epoch}", "."]
+    step = {
+        "name": _CLOUD_DOCKER,
+        "env": ["DOCKER_BUILDKIT=1"],
+        "args": ["build", "--file", dockerfile, *given, *words],
+    }
+    return {"steps": [step], "images": [image]}
 
 
 def push_commands(image: str, builder: str, further: Sequence[str]) -> list[tuple[str, ...]]:
