@@ -22,7 +22,7 @@ help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
 	@echo "make quick        lint and the quick unit tests: under three minutes, without root"
-	@echo "make lint         ruff format --check, ruff check, mypy --strict"
+	@echo "make lint         ruff format --check, ruff check, mypy --strict, hadolint, shellcheck"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
 	@echo "make cluster      a Kubernetes cluster of two nodes on this machine, as root, until Ctrl-C"
@@ -58,10 +58,16 @@ lint-and-unit: setup
 unit-quick:
 	@$(PYTEST) tests/unit -m "not slow" -n 2
 
+# Scripts of a chart and of Slurm are parts of longer ones, which set their variables (SC2034, SC2154). SC1007: `a= b=`.
+SHELLCHECK := $(BIN)/shellcheck --severity=warning --exclude=SC1007,SC2034,SC2154
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint docker/Dockerfile
+	@$(SHELLCHECK) .ci/run .ci/setup $(wildcard .ci/tools/*)
+	@$(SHELLCHECK) --shell=sh $(wildcard charts/*/files/*.sh)
+	@$(SHELLCHECK) --shell=bash $(wildcard src/drillyard/launch/slurm/*.sh recipes/*/*.sh)
 
 format: setup
 	@$(BIN)/ruff format .
@@ -80,6 +86,7 @@ BESIDE_LAUNCH := tests/integration/kubernetes/test_lost_node.py tests/integratio
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
+	@sh .ci/tools/image
 	@sh .ci/tools/kubernetes
 	@sh .ci/tools/terraform
 	@sh .ci/tools/transformers
