@@ -1,9 +1,9 @@
-"""Builds docker/Dockerfile for real: buildah in a chroot, on a base that debootstrap makes once and
-that is kept.
+"""Builds docker/Dockerfile for real: `drillyard image build` with buildah in a chroot, on a base of
+debootstrap's that is made once.
 
-No daemon and no registry: the base is a Debian tree, kept outside the checkout. pip inside of the
-build needs what pip needs on this machine (an index, a certificate); it is mounted for the build
-and is nothing of the image.
+No daemon: the base is a Debian tree, kept outside the checkout. pip inside of the build needs what
+pip needs on this machine (an index, a certificate); it is mounted for the build and is nothing of
+the image.
 """
 
 from __future__ import annotations
@@ -12,17 +12,54 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
-BASE, IMAGE = "localhost/drillyard-test-base", "localhost/drillyard-test"
+BASE = "localhost/drillyard-test-base"
+ARGUMENTS = {"BASE": BASE, "EXTRAS": "", "SYSTEM": "python3-venv"}
+"""Without the training libraries, which are gigabytes."""
 MAX_IMAGES = 60
 """Kept steps of builds; beyond, those that no image needs are removed."""
 TOOLS = Path(os.environ.get("DRILLYARD_TOOLS") or Path.home() / ".cache/drillyard/tools")
+SOURCES = (
+    *("pyproject.toml", "README.md", "LICENSE", "constraints.txt", ".dockerignore"),
+    *("docker", "charts", "src"),
+)
+"""What the image is built from."""
+DATE = "2026-01-02T03:04:05Z"
+"""Of the commit: the same each time, so that steps that did not change are not done again."""
+
+
+def make_checkout(directory: Path) -> str:
+    """A repository with one commit of the image's sources; returns the commit."""
+    directory.mkdir()
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, directory / name, ignore=unwanted)
+        else:
+            shutil.copy(ROOT / name, directory / name)
+    run_git(directory, "init", "--quiet")
+    run_git(directory, "add", "--all")
+    run_git(directory, "commit", "--quiet", "--message", "sources")
+    return run_git(directory, "rev-parse", "HEAD")
+
+
+def run_git(directory: Path, *argv: str) -> str:
+    """Standard output of git in a directory, with the same author and date each time."""
+    names = {
+        f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    dates = {"GIT_AUTHOR_DATE": DATE, "GIT_COMMITTER_DATE": DATE}
+    environment = {**os.environ, **names, **dates, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    command = ["git", "-C", str(directory), *argv]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 class Builder:
@@ -31,26 +68,28 @@ class Builder:
     The storage is kept: steps of the Dockerfile that did not change are not done again.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        settings = scratch / "storage.conf"
+        self.environment = {
+            **os.environ,
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_STORAGE_CONF": str(settings),
+        }
+        self._pip = scratch / "pip.conf"
+        write_pip_conf(self._pip)
         # vfs copies the whole tree for every step; it is for machines where overlay file systems
         # cannot be mounted.
         for driver in ("overlay", "vfs"):
             storage = directory / f"buildah-{driver}"
-            self._flags = [
-                "--root",
-                str(storage / "root"),
-                "--runroot",
-                str(storage / "run"),
-                "--storage-driver",
-                driver,
-            ]
-            if self._process("info").returncode == 0:
+            values = {"driver": driver, "graphroot": storage / "root", "runroot": storage / "run"}
+            lines = [f'{name} = "{value}"' for name, value in values.items()]
+            settings.write_text("\n".join(["[storage]", *lines]) + "\n", encoding="utf-8")
+            if self._process("buildah", "info").returncode == 0:
                 break
 
     def __call__(self, *argv: str) -> str:
         """Standard output of `buildah ARGV`. What it says where it fails is the error."""
-        done = self._process(*argv)
+        done = self._process("buildah", *argv)
         assert done.returncode == 0, (
             f"buildah {argv[0]}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
         )
@@ -58,38 +97,36 @@ class Builder:
 
     def make_base(self) -> None:
         """The base image, unless it is there."""
-        if self._process("inspect", "--type", "image", BASE).returncode == 0:
+        if self._process("buildah", "inspect", "--type", "image", BASE).returncode == 0:
             return
         container = self("from", "scratch").strip()
         self("add", "--quiet", container, f"{base_tree()}/", "/")
         self("commit", "--quiet", "--rm", container, BASE)
 
-    def build(self, pip: Path, arguments: Sequence[str]) -> None:
-        """The image of docker/Dockerfile, with `NAME=VALUE` build arguments and pip's settings of
-        this machine."""
+    def build(self, checkout: Path, tag: str, *further: str) -> str:
+        """The name of the image of docker/Dockerfile; `further` are arguments for buildah."""
         if len(self("images", "--all", "--quiet").split()) > MAX_IMAGES:
             self("rmi", "--prune")
-        volumes = [
-            f"{pip}:/etc/pip.conf:ro",
-            *(f"{path}:{path}:ro" for path in local_paths(pip_settings())),
+        paths = [f"{path}:{path}:ro" for path in local_paths(pip_settings())]
+        words = ["--builder", "buildah", "--context", str(checkout), "--tag", tag]
+        words += [word for pair in ARGUMENTS.items() for word in ("--build-arg", "=".join(pair))]
+        words += ["--", "--network", "host", *further]
+        words += [
+            word
+            for each in (f"{self._pip}:/etc/pip.conf:ro", *paths)
+            for word in ("--volume", each)
         ]
-        words = [
-            "bud",
-            "--network",
-            "host",
-            "--layers",
-            "--file",
-            str(ROOT / "docker/Dockerfile"),
-            "--tag",
-            IMAGE,
-        ]
-        words += [word for volume in volumes for word in ("--volume", volume)]
-        words += [word for argument in arguments for word in ("--build-arg", argument)]
-        self(*words, str(ROOT))
+        return self.image("build", *words).strip()
 
-    def container(self) -> str:
+    def image(self, *argv: str) -> str:
+        """Standard output of `drillyard image ARGV`."""
+        done = self._process(sys.executable, "-m", "drillyard", "image", *argv)
+        assert done.returncode == 0, f"{argv[0]}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        return done.stdout
+
+    def container(self, image: str) -> str:
         """A container of the image, as a launcher would start one."""
-        return self("from", "--pull-never", IMAGE).strip()
+        return self("from", "--pull-never", image).strip()
 
     def run(self, container: str, *argv: str) -> str:
         """What a command prints in it, as the image's user."""
@@ -99,16 +136,14 @@ class Builder:
         """Where the container's files can be read."""
         return Path(self("mount", container).strip())
 
-    def configuration(self) -> dict[str, Any]:
-        """The image's configuration: Env, User, Labels, Cmd, Entrypoint, WorkingDir."""
-        inspected: dict[str, Any] = json.loads(self("inspect", "--type", "image", IMAGE))
-        configuration: dict[str, Any] = inspected["OCIv1"]["config"]
-        return configuration
+    def inspected(self, image: str) -> dict[str, Any]:
+        """What buildah knows of the image; its configuration is at OCIv1.config."""
+        found: dict[str, Any] = json.loads(self("inspect", "--type", "image", image))
+        return found
 
     def _process(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        command = ["buildah", *self._flags, *argv]
         return subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=False
+            argv, env=self.environment, capture_output=True, text=True, check=False
         )
 
 
