@@ -365,7 +365,7 @@ def test_mistakes_are_found_before_anything_runs(
     assert work.calls() == []
 
 
-def test_a_machine_without_a_builder_is_told_what_to_install(
+def test_a_machine_without_a_builder_is_an_error_that_names_them(
     made: Callable[..., Workplace],
 ) -> None:
     ended = made().run(f"build --tag {IMAGE}")
