@@ -64,7 +64,7 @@ lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/hadolint docker/Dockerfile
+	@$(BIN)/hadolint docker/Dockerfile $(wildcard recipes/*/Dockerfile)
 	@$(SHELLCHECK) .ci/run .ci/setup $(wildcard .ci/tools/*)
 	@$(SHELLCHECK) --shell=sh $(wildcard charts/*/files/*.sh)
 	@$(SHELLCHECK) --shell=bash $(wildcard src/drillyard/launch/slurm/*.sh recipes/*/*.sh)

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
-BASE = "localhost/drillyard-test-base"
+BASE = "localhost/drillyard-base"
 ARGUMENTS = {"BASE": BASE, "EXTRAS": "", "SYSTEM": "python3-venv"}
 """Without the training libraries, which are gigabytes."""
 MAX_IMAGES = 60

@@ -1,9 +1,11 @@
 """What a build of an image executes, as a value: the commands of docker, podman, buildah or Cloud
 Build, in a temporary directory that has the files of the build.
 
-`SOURCE_DATE_EPOCH` and what each builder has of its kind set every time in the image to the
-commit's (https://github.com/moby/buildkit/blob/master/docs/build-repro.md; `--timestamp` of
-buildah-build(1)), and attestations, which carry the time of the build, are off.
+No time of the build is in an image. docker sets times that are later than the commit's to the
+commit's (https://github.com/moby/buildkit/blob/master/docs/build-repro.md), and its attestations,
+which carry the build's, are off. podman and buildah set all times to one (`--timestamp` of
+buildah-build(1)), which is the same for every commit: they take a kept step as it is, and one with
+another commit's time would give other bytes than a build without it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ LOCAL_BUILDERS = ("docker", "podman", "buildah")
 BUILDERS = (*LOCAL_BUILDERS, CLOUD_BUILD)
 CONTEXT, ARCHIVE, CLOUD_CONFIG = "context", "context.tar.gz", "cloudbuild.json"
 DIGEST_FILE = "digest"
+FILE_EPOCH = 315532800
+"""1980-01-01, the earliest time that ZIP files have; that of docker/Dockerfile."""
 _CLOUD_DOCKER = "gcr.io/cloud-builders/docker"
 _PLUGIN_HINT = (
     "docker builds with its plugin buildx, which `docker buildx version` shows; --builder podman"
@@ -157,7 +161,7 @@ def plan_build(
         command = (
             *(builder, "build", "--layers", "--file", f"{CONTEXT}/{dockerfile}"),
             *given,
-            *("--platform", platform, "--timestamp", str(context.epoch)),
+            *("--platform", platform, "--timestamp", str(FILE_EPOCH)),
             *further,
             CONTEXT,
         )

@@ -159,7 +159,7 @@ def test_an_image_is_built_and_pushed(made: Callable[..., Workplace], builder: s
         assert "--provenance=false" in call
     else:
         assert words(call, "--build-arg") == ["EXTRAS=a=b"]
-        assert words(call, "--timestamp") == [str(EPOCH)]
+        assert words(call, "--timestamp") == ["315532800"]
     assert (work.kept / "list").read_text().split() == [
         "context/Dockerfile",
         "context/cluster.yaml",
@@ -406,6 +406,23 @@ def test_an_earlier_image_of_the_repository_is_replaced(made: Callable[..., Work
     assert work.run(f"push --tag {IMAGE}:1 --write file.yaml").code == 0
     assert path.read_text() == f"image: '{IMAGE}@{DIGEST}'   # latest\n{CLUSTER}"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_of_the_recipe_builds_its_image(
+    tmp_path: Path, made: Callable[..., Workplace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "recipes/llama3-70b-nemo-a3mega"
+    work = made("gcloud")
+    files = {path.name: path.read_text() for path in (ROOT / name).iterdir() if path.is_file()}
+    directory = tmp_path / "other"
+    make_checkout(directory, {f"{name}/{each}": text for each, text in files.items()})
+    monkeypatch.chdir(directory)
+    line = files["Dockerfile"].splitlines()[0].removeprefix("# drillyard image ")
+    ended = work.run(line)
+    assert (ended.code, ended.out) == (0, "11111111-2222\n"), ended.err
+    assert says(ended.err, "nvcr.io/nvidia/nemo:24.07 ... --project=my-project --region=global")
+    image = yaml.safe_load(files["cluster.yaml"])["image"]
+    assert json.loads((work.kept / "cloudbuild.json").read_text())["images"] == [image]
 
 
 def test_the_file_for_a_hand_is_what_the_command_writes() -> None:
