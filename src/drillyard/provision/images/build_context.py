@@ -30,7 +30,8 @@ class BuildContext:
     """The files of a build and the commit that they are of.
 
     `files`: paths below `directory`. `changed`: those that differ from the commit, or are deleted;
-    `untracked` and `credentials` are left out. `epoch`: the commit's time, in Unix seconds.
+    `untracked`, `credentials` and `submodules`, which are not checked out, are left out. `epoch`:
+    the commit's time, in Unix seconds.
     """
 
     directory: Path
@@ -41,6 +42,7 @@ class BuildContext:
     changed: tuple[str, ...] = ()
     untracked: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
+    submodules: tuple[str, ...] = ()
 
     @property
     def revision(self) -> str:
@@ -79,17 +81,24 @@ def read_context(directory: Path, programs: Programs) -> BuildContext:
     entries = [line for line in (status or "").split("\0") if line]
     below = {line[3:].removeprefix(prefix): line[:2] for line in entries}
     present = [name for name in listed if name and os.path.lexists(directory / name)]
+    if odd := [name for name in listed if _UNREADABLE in name]:
+        raise UserError(
+            f"{directory}: git has {plural(len(odd), 'file')} whose name is not UTF-8, such as"
+            f" {odd[0]!r}; rename it: git mv"
+        )
     secret = [name for name in present if _is_secret(directory / name)]
+    empty = [name for name in present if _is_directory(directory / name)]
     return BuildContext(
         directory=directory,
         commit=commit,
         epoch=int(seconds),
         version=(git("describe", "--tags", "--always", f"--abbrev={COMMIT_DIGITS}") or "").strip()
         + ("-dirty" if any(code != "??" for code in below.values()) else ""),
-        files=tuple(sorted(set(present) - set(secret))),
+        files=tuple(sorted(set(present) - set(secret) - set(empty))),
         changed=tuple(sorted(name for name, code in below.items() if code != "??")),
         untracked=tuple(sorted(name for name, code in below.items() if code == "??")),
         credentials=tuple(sorted(secret)),
+        submodules=tuple(sorted(empty)),
     )
 
 
@@ -145,6 +154,7 @@ def context_notices(context: BuildContext) -> Iterator[str]:
             context.credentials,
             "left out, which may be credentials (a secret for one step: -- --secret)",
         ),
+        (context.submodules, "left out: submodules (git submodule update --init)"),
     )
     for names, what in kinds:
         if names:
@@ -155,6 +165,10 @@ def context_notices(context: BuildContext) -> Iterator[str]:
 
 
 _MOST_NAMED = 20
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _is_secret(path: Path) -> bool:
@@ -169,6 +183,7 @@ def _is_secret(path: Path) -> bool:
 
 
 _HEAD_BYTES = 1 << 16
+_UNREADABLE = "\ufffd"
 _PRIVATE_KEY = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:\\n|\s)+(?:Proc-Type:|[A-Za-z0-9+/]{16})"
 )

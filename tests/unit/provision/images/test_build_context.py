@@ -142,3 +142,25 @@ def test_without_a_commit_there_is_no_image(tmp_path: Path) -> None:
         read_context(tmp_path / "a", Programs())
     with pytest.raises(UserError, match="--context"):
         read_context(tmp_path / "missing", Programs())
+
+
+def test_a_submodule_goes_in_once_it_is_checked_out(checkout: Path, tmp_path: Path) -> None:
+    make_checkout(tmp_path / "part", {"part.py": "y = 1\n"})
+    allowed = ("-c", "protocol.file.allow=always")
+    git(checkout, *allowed, "submodule", "--quiet", "add", str(tmp_path / "part"), "sub")
+    git(checkout, "commit", "--quiet", "--message", "two")
+    assert "sub/part.py" in read_context(checkout, Programs()).files
+    git(tmp_path, "clone", "--quiet", str(checkout), "other")
+    context = read_context(tmp_path / "other", Programs())
+    assert (context.submodules, "sub" in context.files) == (("sub",), False)
+    assert "git submodule update --init" in "\n".join(context_notices(context))
+    git(tmp_path / "other", *allowed, "submodule", "--quiet", "update", "--init")
+    context = read_context(tmp_path / "other", Programs())
+    assert (context.submodules, "sub/part.py" in context.files) == ((), True)
+
+
+def test_a_name_that_is_no_text_is_an_error_and_not_left_out(checkout: Path) -> None:
+    Path(os.fsdecode(os.fsencode(checkout) + b"/a\xff.py")).write_text("x = 1\n")
+    git(checkout, "add", "--all")
+    with pytest.raises(UserError, match=r"not UTF-8.*git mv"):
+        read_context(checkout, Programs())

@@ -339,6 +339,7 @@ def test_changed_and_untracked_files_are_named(made: Callable[..., Workplace]) -
         ("build --tag 'a b'", "a b: is not the name of an image"),
         (f"build --tag {IMAGE}@{DIGEST}", "is not the name of an image"),
         (f"build --tag {IMAGE} --builder kaniko", "--builder kaniko ... docker, podman, buildah"),
+        (f"build --tag {IMAGE} --builder podman", "podman: is not installed"),
         (f"build --tag {IMAGE} --file missing", "missing ... --file"),
         (f"build --tag {IMAGE} --file /etc/passwd --context .", "/etc/passwd ... --context"),
         (f"build --tag {IMAGE} --context /nowhere", "/nowhere ... --context"),
