@@ -25,6 +25,7 @@ from drillyard.provision.images.image_plan import (
     CloudPlace,
     ImagePlan,
     builder_hint,
+    login_hint,
     push_commands,
     repository,
 )
@@ -65,7 +66,7 @@ def push_image(image: str, builder: str, further: Sequence[str], programs: Progr
     UserError."""
     with _directory() as directory:
         push, *shown = push_commands(image, builder, further)
-        _show(programs, push, directory)
+        _show(programs, push, directory, login_hint(image, builder))
         if not shown:
             return f"{repository(image)}@{(directory / DIGEST_FILE).read_text('utf-8').strip()}"
         done = require_success(programs.run(shown[0]), image)

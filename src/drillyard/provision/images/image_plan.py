@@ -190,6 +190,15 @@ def push_commands(image: str, builder: str, further: Sequence[str]) -> list[tupl
     return [(builder, "push", "--digestfile", DIGEST_FILE, *further, image)]
 
 
+def login_hint(image: str, builder: str) -> str:
+    """What to do where a registry refuses a push. Docker's settings hold for podman and buildah as
+    well (containers-auth.json(5))."""
+    host = image.partition("/")[0]
+    is_google = host.endswith(("-docker.pkg.dev", "gcr.io"))
+    command = f"gcloud auth configure-docker {host}" if is_google else f"{builder} login {host}"
+    return f"if the registry refuses: {command}"
+
+
 def cloud_place(image: str, project: str | None, region: str | None) -> CloudPlace:
     """Where Cloud Build builds `image`: what is given, or else the project and the region of its
     registry. Raises UserError for a registry that it does not push to."""

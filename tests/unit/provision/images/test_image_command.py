@@ -277,6 +277,24 @@ def test_a_build_that_fails_says_so(made: Callable[..., Workplace]) -> None:
     assert says(ended.err, "docker ... docker buildx version ... --builder podman")
 
 
+@pytest.mark.parametrize(
+    ("image", "remedy"),
+    [
+        (IMAGE, "gcloud auth configure-docker us-central1-docker.pkg.dev"),
+        ("gcr.io/p/a", "gcloud auth configure-docker gcr.io"),
+        ("ghcr.io/me/a", "buildah login ghcr.io"),
+    ],
+)
+def test_a_registry_that_refuses_wants_a_login(
+    made: Callable[..., Workplace], image: str, remedy: str
+) -> None:
+    work = made("buildah", scripts={"buildah": "echo denied >&2; exit 125"})
+    ended = work.run(f"push --tag {image}:1 --builder buildah")
+    assert (ended.code, ended.out) == (2, "")
+    assert says(ended.err, f"denied ... 125 ... buildah push ... {remedy}")
+    assert remedy in ACCEPTED or remedy.startswith("buildah")
+
+
 def test_the_base_must_fit_the_machine_before_anything_is_built(
     made: Callable[..., Workplace],
 ) -> None:
