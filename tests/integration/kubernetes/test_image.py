@@ -35,6 +35,30 @@ def give_to_nodes(team: Team, archive: Path) -> None:
         list(threads.map(load, NODES))
 
 
+def user_of_a_pod(team: Team) -> str:
+    """The user of a pod that says only that it is not root's: the kubelet must see it from the
+    image."""
+    none = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "a",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["id", "-u"],
+        "securityContext": none,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    metadata = {"name": "user", "namespace": team.name}
+    team.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    words = ("--namespace", team.name)
+    done = "jsonpath={.status.phase}=Succeeded"
+    team.cluster.kubectl(*words, "wait", "pod/user", "--for", done, "--timeout", "120s")
+    return team.cluster.kubectl(*words, "logs", "user").strip()
+
+
 def test_it_trains_as_its_own_user_who_is_not_root(team: Team, tmp_path: Path) -> None:
     builder = Builder(TOOLS, tmp_path)
     builder.make_base()
@@ -42,8 +66,8 @@ def test_it_trains_as_its_own_user_who_is_not_root(team: Team, tmp_path: Path) -
     assert builder.build(tmp_path / "checkout", IMAGE) == IMAGE
     builder("push", "--quiet", IMAGE, f"docker-archive:{tmp_path}/image.tar:{IMAGE}")
     give_to_nodes(team, tmp_path / "image.tar")
-    # Its own user: Kubernetes must see by itself that it is not root.
-    path = team.cluster_config(run_as_user=0)
+    assert user_of_a_pod(team) == str(IMAGE_USER)
+    path = team.cluster_config(run_as_user=IMAGE_USER)
     cluster = yaml.safe_load(path.read_text())
     # Drillyard is the image's; PyTorch, which is gigabytes, is this machine's.
     spec = importlib.util.find_spec("torch")
