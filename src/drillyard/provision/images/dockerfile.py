@@ -1,20 +1,26 @@
-"""Which image a Dockerfile starts from: the base of its last stage, with build arguments filled in.
+"""What a Dockerfile starts from, the base of its last stage with build arguments filled in, and
+which files it copies.
 
-Only FROM and the ARGs before it are read, by the rules of
-https://docs.docker.com/reference/dockerfile; nothing is fetched.
+Read by the rules of https://docs.docker.com/reference/dockerfile; nothing is fetched. Only FROM,
+the ARGs before it, COPY and ADD are looked at.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from drillyard.errors import UserError
 
 _VARIABLE = re.compile(
     r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?(?P<sign>[-+])(?P<word>[^}]*))?\})"
 )
+_ADDRESS = re.compile(r"\w+(://|@)")
 _HEREDOC = re.compile(r"<<-?([\"']?)(\w+)\1")
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 
@@ -57,6 +63,37 @@ def base_image(text: str, arguments: Mapping[str, str], name: str) -> BaseImage:
     if last is None:
         raise UserError(f"{name}: has no FROM, so it is not a Dockerfile; --file names another one")
     return last
+
+
+def missing_sources(text: str, files: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Line and source of each COPY and ADD that the context lacks; `files` are paths below it. A
+    source that is an address, a pattern (which may match nothing) or depends on a variable is not
+    looked at."""
+    places = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
+    every = places.union(files)
+    for line, instruction, rest in _instructions(text):
+        if instruction not in ("COPY", "ADD"):
+            continue
+        flags, words = _copied(rest)
+        if any(flag.startswith("--from=") for flag in flags):
+            continue
+        for source in words[:-1]:
+            # A path that leads out of the context ends at its top.
+            name = posixpath.normpath(f"/{source}").lstrip("/") or "."
+            is_known = not set(source) & set("$*?[<") and _ADDRESS.match(source) is None
+            if is_known and name not in every:
+                yield line, source
+
+
+def _copied(rest: str) -> tuple[list[str], list[str]]:
+    """The flags, and the sources with the target, of a COPY or ADD in one of its two forms."""
+    words = rest.split()
+    number = next((index for index, word in enumerate(words) if not word.startswith("--")), 0)
+    named = " ".join(words[number:])
+    if named.startswith("["):
+        with contextlib.suppress(ValueError):
+            return words[:number], [str(each) for each in json.loads(named)]
+    return words[:number], words[number:]
 
 
 def _filled(text: str, values: Mapping[str, str], place: str) -> str:

@@ -4,7 +4,7 @@ found here, before anything is built."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drillyard.config.load import load_cluster_config
@@ -13,8 +13,8 @@ from drillyard.hardware import load_catalog
 from drillyard.programs import Programs
 from drillyard.provision.image_registry import tag_of
 from drillyard.provision.images.base_rules import image_platform, require_base
-from drillyard.provision.images.build_context import context_notices, read_context
-from drillyard.provision.images.dockerfile import base_image
+from drillyard.provision.images.build_context import BuildContext, context_notices, read_context
+from drillyard.provision.images.dockerfile import base_image, missing_sources
 from drillyard.provision.images.image_commands import find_builder
 from drillyard.provision.images.image_plan import (
     BUILDERS,
@@ -66,6 +66,7 @@ def prepare_build(request: BuildRequest, programs: Programs) -> tuple[ImagePlan,
     dockerfile = dockerfile_of(context, request.file)
     text = (context.directory / dockerfile).read_text(encoding="utf-8", errors="replace")
     base = base_image(text, arguments, dockerfile)
+    _require_sources(dockerfile, text, context)
     cluster = None
     if request.cluster is not None:
         cluster = load_cluster_config(request.cluster, resolve_environment=False)
@@ -95,6 +96,19 @@ def prepare_build(request: BuildRequest, programs: Programs) -> tuple[ImagePlan,
         cloud_flags=flags,
     )
     return plan, [*notices, *context_notices(context)]
+
+
+def _require_sources(dockerfile: str, text: str, context: BuildContext) -> None:
+    """Raise UserError with what the Dockerfile copies and the context does not have."""
+    missing = [
+        f"{dockerfile}:{line}: {source}: git has no such file below {context.directory}"
+        + (", or it is left out" if (context.directory / source.lstrip("/")).exists() else "")
+        for line, source in missing_sources(text, context.files)
+    ]
+    if missing:
+        fix = "git add what is new; --context names another directory of the files"
+        left_out = context_notices(replace(context, changed=()))
+        raise UserError("\n".join([*missing, fix, *left_out]))
 
 
 def local_builder(name: str | None, programs: Programs) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drillyard.errors import UserError
-from drillyard.provision.images.dockerfile import base_image
+from drillyard.provision.images.dockerfile import base_image, missing_sources
 
 ROOT = Path(__file__).parents[4]
 
@@ -64,3 +64,43 @@ def test_what_has_no_base_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match=r"Dockerfile:2: .*--build-arg BASE=IMAGE"):
         base(text)
     assert base(text, BASE="a:1") == "a:1"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "COPY . /",
+        "COPY ./ /",
+        "copy main.py app/deep.py /",
+        "COPY app /",
+        "COPY /app/ /",
+        "COPY *.py /",
+        "COPY main.py optional*.txt /",
+        "COPY ../main.py /",
+        'COPY ["main.py", "app", "/"]',
+        "COPY --chown=1:1 --link main.py /",
+        "COPY --from=build /any /",
+        "COPY $X ${Y}/a /",
+        "ADD https://example.com/a.tar /",
+        "ADD git@example.com:a.git /",
+        "COPY <<EOF /a\nmissing\nCOPY gone /\nEOF",
+        "RUN cp gone /",
+        "COPY main.py \\\n  app /",
+    ],
+)
+def test_what_is_there_is_copied(line: str) -> None:
+    assert list(missing_sources(f"FROM a\n{line}\n", ("main.py", "app/deep.py"))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("COPY gone main.py also /", ["gone", "also"]),
+        ("COPY deep.py /", ["deep.py"]),
+        ('ADD ["gone", "/"]', ["gone"]),
+        ("COPY ../gone /", ["../gone"]),
+    ],
+)
+def test_what_is_not_there_is_found_with_its_line(line: str, missing: list[str]) -> None:
+    found = list(missing_sources(f"FROM a\n{line}\n", ("main.py", "app/deep.py")))
+    assert found == [(2, source) for source in missing]

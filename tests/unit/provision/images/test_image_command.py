@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.facts import says
-from tests.unit.provision.images.checkout import EPOCH, make_checkout, make_programs
+from tests.unit.provision.images.checkout import EPOCH, git, make_checkout, make_programs
 
 from drillyard.cli.main import main
 from drillyard.provision.images.image_plan import cloud_config
@@ -349,6 +349,26 @@ def test_changed_and_untracked_files_are_named(made: Callable[..., Workplace]) -
     assert f"{LABEL}.revision={work.commit}-dirty" in call
     assert "new.py" not in (work.kept / "list").read_text()
     assert (work.kept / "main.py").read_text() == "x = 2\n"
+
+
+def test_a_file_that_is_copied_and_not_in_git_is_found_before_the_build(
+    made: Callable[..., Workplace],
+) -> None:
+    work = made("buildah")
+    (work.directory / "docker").mkdir()
+    text = "FROM a:1\nCOPY main.py new.py /\n"
+    (work.directory / "docker/Dockerfile").write_text(text)
+    git(work.directory, "add", "docker")
+    (work.directory / "new.py").write_text("x = 1\n")
+    ended = work.run(f"build --tag {IMAGE} --file docker/Dockerfile")
+    assert ended.code == 2
+    assert says(ended.err, "Dockerfile:2: main.py ... docker ... --context")
+    ended = work.run(f"build --tag {IMAGE} --file docker/Dockerfile --context .")
+    assert says(ended.err, "Dockerfile:2: new.py ... git add ... --context ... 'new.py'")
+    assert "main.py" not in ended.err
+    assert work.calls() == []
+    git(work.directory, "add", "new.py")
+    assert work.run(f"build --tag {IMAGE} --file docker/Dockerfile --context .").code == 0
 
 
 @pytest.mark.parametrize(
