@@ -59,7 +59,8 @@ class Check:
     """One check. `probes`: those whose observations it reads. `seconds`: of a healthy node.
 
     `judge` is pure and returns at least one result: what cannot be judged is `incomplete`, what
-    does not apply `skipped`, each with its reason.
+    does not apply `skipped`, each with its reason. It may return none of recorded evidence that has
+    nothing for it.
     """
 
     name: str

@@ -13,7 +13,6 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.nvidia_smi import Gpu, GpuTable, NotThisOutput, parse_gpus
@@ -120,10 +119,7 @@ def judge_gpus(
     `keys`: what must have been read (each one of its alternatives, joined by |); `judge` is called
     for GPUs that have it.
     """
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(check)
-    for node in nodes:
+    for node in gpus_of(evidence):
         absent = without_gpus(check, node, expected)
         if absent is not None:
             yield absent

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drillyard.acceptance.check import Expected, Level
+from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.registry import checks_of
 from drillyard.acceptance.results import CheckResult, Status, verdict_of
@@ -29,7 +29,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
     for check in checks_of(Level(evidence.level)):
         if evidence.recorded and not any(evidence.of(probe) for probe in check.probes):
             continue
-        results += check.judge(evidence, expected)
+        results += list(check.judge(evidence, expected)) or [_nothing_recorded(check)]
     culprits = dict.fromkeys(rank for each in results for rank in each.culprits)
     return Outcome(evidence, tuple(results), verdict_of(results), tuple(culprits), expected)
 
@@ -45,4 +45,14 @@ def _missing(evidence: AcceptanceEvidence, rank: int) -> CheckResult:
         reason=f"{name} did not join the job" + (f", which ended early: {early}" if early else ""),
         action="look at its log; restart the node, or leave it out",
         culprits=() if early else (rank,),
+    )
+
+
+def _nothing_recorded(check: Check) -> CheckResult:
+    return CheckResult(
+        check=check.name,
+        metric=check.name,
+        nodes=(),
+        status=Status.skipped,
+        reason=f"no file has what {check.name} needs",
     )

@@ -48,17 +48,6 @@ def why_not_observed(seen: Observation | None, probe: str) -> str:
     return seen.error or f"the probe {probe} found nothing"
 
 
-def nothing_recorded(check: Check) -> CheckResult:
-    """The result of a check for which no file was given."""
-    return CheckResult(
-        check=check.name,
-        metric=check.name,
-        nodes=(),
-        status=Status.skipped,
-        reason=f"no file has what {check.name} needs",
-    )
-
-
 def has_gpus(expected: Expected) -> bool:
     """Whether the cluster config names a machine with GPUs."""
     return expected.accelerator is not None and expected.accelerator.name != "cpu"

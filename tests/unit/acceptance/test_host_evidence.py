@@ -21,6 +21,7 @@ from tests.unit.acceptance.host_scenarios import (
 from tests.unit.acceptance.test_host_checks import host, interfaces, rdma, software
 
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.judgement import judge
 from drillyard.acceptance.registry import CHECKS
 from drillyard.acceptance.results import Status
 
@@ -114,10 +115,19 @@ def test_no_observation_is_no_pass(check: Any) -> None:
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_recorded_files_of_other_tools_skip_a_check(check: Any) -> None:
+def test_recorded_files_of_other_tools_give_a_check_no_result(check: Any) -> None:
     seen = Observation(probe="nccl", scope="all", nodes=(0,), values={}, source="all_gather.txt")
-    found = list(check.judge(evidence(seen), expected()))
-    assert [each.status for each in found] == [Status.skipped]
+    assert not list(check.judge(evidence(seen), expected()))
+
+
+def test_checks_that_a_recorded_file_is_not_enough_for_are_skipped() -> None:
+    (seen,) = (each for each in healthy() if each.probe == "accelerators")
+    seen = seen.model_copy(update={"source": "nvidia-smi.xml"})
+    found = judge(evidence(seen), expected()).results
+    skipped = [each.check for each in found if not each.nodes and each.status is Status.skipped]
+    assert sorted(skipped) == ["dcgm", "versions", "xids"]
+    checks = {each.check for each in found}
+    assert not checks & {"environment", "host-limits", "kernel-log", "network-interfaces"}
 
 
 def test_each_check_says_what_it_does() -> None:

@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.nvidia_smi import NotThisOutput
@@ -24,10 +23,7 @@ PROBE = "dcgm"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per test that fails on a GPU, else one per node."""
     counted = {node.rank: len(node.table.gpus) for node in gpus_of(evidence) if node.table}
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         needed = counted.get(rank)
         if expected.machine is not None and has_gpus(expected):
             needed = expected.machine.num_accelerators

@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     named,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status
@@ -27,12 +26,8 @@ _UNSET = "not set"
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per variable that differs or must not be, else one for all nodes."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-        return
     variables: dict[int, dict[str, str]] = {}
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         found = (seen.values or {}).get("environment") if seen else None
         if isinstance(found, Mapping):
             variables[rank] = {

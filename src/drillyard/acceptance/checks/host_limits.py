@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status, Threshold
@@ -36,10 +35,7 @@ _GIB = float(1 << 30)
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Several results per node, each about one part."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name = evidence.name_of(rank)
         if seen is None or seen.values is None:
             why = f"{name}: {why_not_observed(seen, PROBE)}"

@@ -11,17 +11,13 @@ from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, 
 from drillyard.acceptance.node_results import (
     node_observations,
     node_result,
-    nothing_recorded,
 )
 from drillyard.acceptance.results import CheckResult, Status
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per kind of event, else one per node."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name, log = evidence.name_of(rank), log_of(seen)
         if isinstance(log, str):
             if expected.machine is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
-from drillyard.acceptance.node_results import node_result, nothing_recorded
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.nvidia_smi import NotThisOutput
 from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
@@ -20,10 +20,7 @@ _SAME_SPEED = 0.99
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per GPU with fewer links or outside the fabric, else one per node."""
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for node in nodes:
+    for node in gpus_of(evidence):
         if node.lacks("links") and node.lacks("query"):
             yield not_in_file(CHECK, node)
             continue

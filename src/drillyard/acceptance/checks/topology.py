@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     majority,
     named,
     node_result,
-    nothing_recorded,
 )
 from drillyard.acceptance.nvidia_smi import NotThisOutput
 from drillyard.acceptance.nvidia_smi_links import parse_topology
@@ -23,11 +22,8 @@ Matrix = tuple[tuple[str, ...], ...]
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node, and one where nodes differ."""
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
     matrices: dict[int, Matrix] = {}
-    for node in nodes:
+    for node in gpus_of(evidence):
         if node.lacks("topology"):
             yield not_in_file(CHECK, node)
             continue

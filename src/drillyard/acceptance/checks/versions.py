@@ -14,7 +14,6 @@ from drillyard.acceptance.node_results import (
     named,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status
@@ -42,9 +41,6 @@ _ABSENT = "not there"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per version that differs or is too old, else one for all nodes."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-        return
     versions = _versions(evidence, dict(nodes), expected.stack)
     clean = True
     for rank, seen in nodes:

@@ -15,7 +15,6 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
 )
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.hardware.xids import XidAction, find_xid
@@ -29,10 +28,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         node.rank: {gpu.bus_id: gpu.index for gpu in node.table.gpus} if node.table else {}
         for node in gpus_of(evidence)
     }
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name = evidence.name_of(rank)
         log = log_of(seen)
         if isinstance(log, str):
