@@ -52,6 +52,9 @@ _SILENT_SECONDS = 60.0
 answer after CONNECT_SECONDS, and on a connection that was lost after 45 s."""
 _LOGIN_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 400
+_SIGNAL_SECONDS = 0.5
+"""Waits for threads are cut in pieces: a signal between the interpreter's last look and the start
+of an endless wait would be seen only when that wait ends."""
 
 TEMPORARY = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && trap 'exit 1' HUP INT TERM"""
 """Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a
@@ -437,7 +440,8 @@ def parallel_map(
 
     for _ in range(min(most, len(futures))):
         threading.Thread(target=work, daemon=True).start()
-    wait(futures)
+    while wait(futures, timeout=_SIGNAL_SECONDS).not_done:
+        pass
     return [future.result() for future in futures]
 
 

@@ -77,10 +77,16 @@ def as_text(document: AcceptanceDocument, *, every: bool = False) -> str:
         lines.append(f"{first}  {each.reason}".rstrip())
         if each.status in ("fail", "incomplete") and each.check not in proven:
             lines += [f"    {line}" for line in each.evidence[-_EVIDENCE_LINES:]]
-    passed = sum(each.status == "pass" for each in document.results)
     nodes = formatting.plural(len(document.nodes), "node")
-    lines.append(f"{document.verdict}: {passed} of {len(document.results)} results pass, {nodes}")
+    lines.append(f"{document.verdict}: {nodes}; results: {', '.join(_counts(document))}")
     return "\n".join(lines) + "\n"
+
+
+def _counts(document: AcceptanceDocument) -> Iterator[str]:
+    """How many results have each status, the worst first: `1 fail`, `27 pass`, ..."""
+    for status in _ORDER:
+        if count := sum(each.status == status for each in document.results):
+            yield f"{count} {status}"
 
 
 def junit_xml(document: AcceptanceDocument, title: str) -> str:

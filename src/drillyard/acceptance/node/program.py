@@ -31,6 +31,9 @@ _FINISH_SECONDS = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAUNCHED = "DRILLYARD_LAUNCH_ROUND"
 """Every launcher sets it for a command."""
+_SIGNAL_SECONDS = 0.5
+"""Waits are cut in pieces: a signal between the interpreter's last look and the start of an endless
+wait would be seen only when that wait ends."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -158,7 +161,7 @@ def _left_out() -> int:
     launcher stop those of the other nodes soon. Node 0 ends with an error, and with it the job.
     """
     while _LAUNCHED in os.environ:
-        signal.pause()
+        time.sleep(_SIGNAL_SECONDS)
     return 1
 
 
@@ -186,7 +189,8 @@ class NodeZero:
 
     def wait(self) -> int:
         """Wait for the last step; returns the exit code."""
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_SIGNAL_SECONDS)
         return self._code
 
     def finish(self, why: str) -> None:
