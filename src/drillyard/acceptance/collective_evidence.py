@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from drillyard.acceptance.collective_table import CollectiveTable
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
-from drillyard.acceptance.recorded_tables import parse_tables
+from drillyard.acceptance.parsers.collective_table import CollectiveTable
+from drillyard.acceptance.parsers.recorded_tables import parse_tables
 from drillyard.hardware.bandwidths import bus_factor
 
 PROBES: Final = ("nccl_tests", "collective")

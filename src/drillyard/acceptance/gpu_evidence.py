@@ -15,7 +15,8 @@ from drillyard.acceptance.node_results import (
     node_result,
     why_not_observed,
 )
-from drillyard.acceptance.nvidia_smi import Gpu, GpuTable, NotThisOutput, parse_gpus
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi import Gpu, GpuTable, parse_gpus
 from drillyard.acceptance.results import CheckResult, Status
 
 PROBE = "accelerators"

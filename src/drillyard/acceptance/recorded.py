@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from drillyard.acceptance import dcgm, kernel_log, nvidia_smi
 from drillyard.acceptance.accept_command import read_baseline
 from drillyard.acceptance.check import Expected
-from drillyard.acceptance.collective_table import CollectiveTable
 from drillyard.acceptance.evidence import AcceptanceEvidence, NodeIdentity, Observation
 from drillyard.acceptance.job import expected_of
 from drillyard.acceptance.judgement import Outcome, judge
-from drillyard.acceptance.recorded_tables import parse_tables
+from drillyard.acceptance.parsers import dcgm, kernel_log, nvidia_smi
+from drillyard.acceptance.parsers.collective_table import CollectiveTable
+from drillyard.acceptance.parsers.recorded_tables import parse_tables
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_bytes
 from drillyard.hardware import load_catalog

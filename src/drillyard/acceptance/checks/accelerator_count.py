@@ -12,7 +12,8 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_result,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, short_bus_id
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi import parse_gpus, short_bus_id
 from drillyard.acceptance.results import CheckResult, Status
 
 _LOST = re.compile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from drillyard.acceptance.check import Check, Expected, Level
-from drillyard.acceptance.dcgm import DcgmReport, DcgmResult, DcgmSeverity, parse_dcgm
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.node_results import (
@@ -14,7 +13,8 @@ from drillyard.acceptance.node_results import (
     node_result,
     why_not_observed,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.parsers.dcgm import DcgmReport, DcgmResult, DcgmSeverity, parse_dcgm
+from drillyard.acceptance.parsers.errors import NotThisOutput
 from drillyard.acceptance.results import CheckResult, Status
 
 PROBE = "dcgm"

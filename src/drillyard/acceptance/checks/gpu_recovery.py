@@ -13,7 +13,7 @@ from drillyard.acceptance.gpu_evidence import (
     judge_gpus,
 )
 from drillyard.acceptance.node_results import node_result
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status
 
 _ACTIONS = {

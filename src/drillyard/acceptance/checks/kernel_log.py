@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.kernel_log import host_events, parsed_lines
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     node_observations,
     node_result,
 )
+from drillyard.acceptance.parsers.kernel_log import host_events, parsed_lines
 from drillyard.acceptance.results import CheckResult, Status
 
 

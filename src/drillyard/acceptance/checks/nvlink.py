@@ -8,8 +8,8 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
 from drillyard.acceptance.node_results import node_result
-from drillyard.acceptance.nvidia_smi import NotThisOutput
-from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_links import parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.hardware.facts import cited
 

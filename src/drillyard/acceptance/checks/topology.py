@@ -13,8 +13,8 @@ from drillyard.acceptance.node_results import (
     named,
     node_result,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput
-from drillyard.acceptance.nvidia_smi_links import parse_topology
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_links import parse_topology
 from drillyard.acceptance.results import CheckResult, Status
 
 Matrix = tuple[tuple[str, ...], ...]

@@ -9,13 +9,13 @@ from typing import Any
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import gpus_of
-from drillyard.acceptance.kernel_log import XidEvent, parsed_lines, xid_events
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
 )
+from drillyard.acceptance.parsers.kernel_log import XidEvent, parsed_lines, xid_events
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.hardware.xids import XidAction, find_xid
 

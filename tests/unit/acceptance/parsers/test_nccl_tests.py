@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.acceptance import nccl_samples as samples
 
-from drillyard.acceptance.collective_table import SHAPES
-from drillyard.acceptance.nccl_tests import parse_nccl_tests
+from drillyard.acceptance.parsers.collective_table import SHAPES
+from drillyard.acceptance.parsers.nccl_tests import parse_nccl_tests
 
 GOOD = samples.a4_output()
 LINES = GOOD.splitlines(keepends=True)

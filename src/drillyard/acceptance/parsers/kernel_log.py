@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import short_bus_id
+from drillyard.acceptance.parsers.nvidia_smi import short_bus_id
 
 HOST_FAULT_SECONDS = 24 * 3600.0
 """Host faults that are older are reported, and decide nothing: a node that has recovered is not

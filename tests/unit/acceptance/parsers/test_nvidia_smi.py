@@ -32,8 +32,13 @@ from drillyard.acceptance.checks import (
     topology,
 )
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, recognise
-from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links, parse_topology
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi import parse_gpus, recognise
+from drillyard.acceptance.parsers.nvidia_smi_links import (
+    parse_link_errors,
+    parse_links,
+    parse_topology,
+)
 from drillyard.acceptance.results import Status
 
 GPU_CHECKS = (

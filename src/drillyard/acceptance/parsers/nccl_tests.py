@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from drillyard.acceptance.collective_table import (
+from drillyard.acceptance.parsers.collective_table import (
     SHAPES,
     TYPE_BYTES,
     CollectiveTable,

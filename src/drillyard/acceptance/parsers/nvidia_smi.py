@@ -16,9 +16,9 @@ from functools import lru_cache
 from xml.etree import ElementTree
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi_fields import FIELDS
+from drillyard.acceptance.parsers.errors import MOST_CHARACTERS, NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_fields import FIELDS
 
-MOST_CHARACTERS = 8 << 20
 _NUMBER = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
 )
@@ -32,10 +32,6 @@ _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
 _LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
-
-
-class NotThisOutput(Exception):
-    """The text is not what was expected, or is only a part of it; the message says why."""
 
 
 @dataclass(frozen=True)

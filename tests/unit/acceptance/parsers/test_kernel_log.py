@@ -5,7 +5,7 @@ from tests.unit.acceptance.host_scenarios import expected, judged, observed
 
 from drillyard.acceptance.checks import kernel_log as check
 from drillyard.acceptance.checks import xids
-from drillyard.acceptance.kernel_log import host_events, parsed_lines, recognise, xid_events
+from drillyard.acceptance.parsers.kernel_log import host_events, parsed_lines, recognise, xid_events
 from drillyard.acceptance.results import Status
 
 HARMLESS = [

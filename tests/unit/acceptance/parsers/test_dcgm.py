@@ -8,9 +8,9 @@ import pytest
 from tests.unit.acceptance.host_scenarios import dcgm_3, dcgm_4, expected, judged, observed
 
 from drillyard.acceptance.checks import dcgm as check
-from drillyard.acceptance.dcgm import DcgmSeverity, parse_dcgm, recognise
 from drillyard.acceptance.judgement import judge
-from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.parsers.dcgm import DcgmSeverity, parse_dcgm, recognise
+from drillyard.acceptance.parsers.errors import NotThisOutput
 from drillyard.acceptance.recorded import recorded_evidence
 from drillyard.acceptance.results import Status
 

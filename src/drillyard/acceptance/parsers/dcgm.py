@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import MOST_CHARACTERS, NotThisOutput
+from drillyard.acceptance.parsers.errors import MOST_CHARACTERS, NotThisOutput
 
 _ROOTS = {"DCGM GPU Diagnostic": 3, "DCGM Diagnostic": 4}
 _STATUSES = {
