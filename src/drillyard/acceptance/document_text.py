@@ -58,7 +58,8 @@ def _number(value: float) -> str:
 def as_text(document: AcceptanceDocument, *, every: bool = False) -> str:
     """The outcome for a terminal: nodes at fault, then what is not a pass (with `every`, all
     results), then the verdict."""
-    lines = []
+    lines: list[str] = []
+    said: set[str] = set()
     proven = {each.check for each in document.results if each.culprits}
     for culprit in document.culprits:
         lines.append(f"{culprit.name}: at fault")
@@ -76,7 +77,11 @@ def as_text(document: AcceptanceDocument, *, every: bool = False) -> str:
         first = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
         lines.append(f"{first}  {each.reason}".rstrip())
         if each.status in ("fail", "incomplete") and each.check not in proven:
-            lines += [f"    {line}" for line in each.evidence[-_EVIDENCE_LINES:]]
+            shown = [line for line in each.evidence if line not in each.reason]
+            lines += [f"    {line}" for line in shown[-_EVIDENCE_LINES:]]
+            if each.action and each.action not in said:
+                lines.append(f"    do: {each.action}")
+                said.add(each.action)
     nodes = formatting.plural(len(document.nodes), "node")
     lines.append(f"{document.verdict}: {nodes}; results: {', '.join(_counts(document))}")
     return "\n".join(lines) + "\n"

@@ -1,12 +1,13 @@
 """`drillyard accept --from FILE`: recorded output is evidence too, judged without a cluster.
 
 Each file is what one tool printed: nccl-tests (text, JSON, or a page with a table of message
-sizes), nvidia-smi, dcgmi, dmesg. A file with none of them is evidence that cannot be read:
-`incomplete`, never a pass. Only what the files hold is judged.
+sizes), nvidia-smi, dcgmi, dmesg. A file with none of them is an observation of the probe `file`,
+with an error: `incomplete`, never a pass. Only what the files hold is judged.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,9 +67,13 @@ def recorded_evidence(
 
 def _read(path: Path) -> bytes:
     try:
-        return read_bytes(path, LARGEST_FILE)
+        content = read_bytes(path, LARGEST_FILE)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # What PowerShell writes for `>`.
+        return content.decode("utf-16", "replace").encode()
+    return content
 
 
 def _repeats(tables: Sequence[CollectiveTable]) -> list[list[int]]:
@@ -128,7 +133,7 @@ class _Places:
 
 
 def _of_other(path: Path, text: str, places: _Places, names: list[str]) -> Observation:
-    """What another tool printed on one node, or what no tool that is known prints."""
+    """What another tool printed on one node, or why the file cannot be judged."""
     for recognise in _READERS:
         found = recognise(text)
         if found is not None:
@@ -136,11 +141,9 @@ def _of_other(path: Path, text: str, places: _Places, names: list[str]) -> Obser
             kind = f"{found.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
             rank = _rank_of(places.name(path, kind), names)
             return found.model_copy(update={"nodes": (rank,), "source": str(path)})
-    what = "holds no output that is known" if text.strip() else "is empty"
-    why = f"{path}: {what}: those of nccl-tests, nvidia-smi, dcgmi diag -j and dmesg are"
-    rank = _rank_of(places.name(path, ""), names)
+    what = "is not output that is judged here" if text.strip() else "is empty"
     return Observation(
-        probe="nccl_tests", scope="node", nodes=(rank,), values=None, error=why, source=str(path)
+        probe="file", scope="node", nodes=(), values=None, error=what, source=str(path)
     )
 
 

@@ -64,6 +64,38 @@ def test_what_holds_no_output_is_incomplete(text, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text", ["", " \n", "| NVIDIA-SMI 570.86 | Driver Version: 570.86 |\n", "\0\1"]
+)
+def test_a_file_that_cannot_be_judged_is_named_once_and_is_no_node(text, tmp_path):
+    found = outcome(tmp_path, [GOOD, text])
+    (result,) = [each for each in found.results if each.status is Status.incomplete]
+    assert result.check == "file" and result.action
+    assert result.reason.count("output-1.txt") == 1
+    assert len(found.evidence.nodes) == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_windows_wrote_is_read(encoding, end, tmp_path):
+    path = tmp_path / "output.txt"
+    path.write_bytes(GOOD.replace("\n", end).encode(encoding))
+    assert run("--from", path, "--machine", "a4-highgpu-8g").exit_code == 0
+
+
+@pytest.mark.parametrize("machine", [None, "a3-ultragpu-8g"])
+def test_an_outcome_in_which_nothing_was_judged_says_why(machine, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    words = ["--from", path, *(["--machine", machine] if machine else [])]
+    document = json.loads(run(*words, "--json").stdout)
+    (result,) = [each for each in document["results"] if each["status"] == "incomplete"]
+    assert (result["check"], document["verdict"]) == ("verdict", "incomplete")
+    assert "all_reduce" in result["reason"]
+    assert ("--machine" in result["action"]) == (machine is None)
+    assert result["action"] in run(*words).stdout
+
+
+@pytest.mark.parametrize(
     ("text", "status"),
     [(samples.output("all_gather", 8, samples.A3_MEGA), Status.incomplete),
      (samples.output("all_gather", 32, samples.A3_MEGA), Status.incomplete),

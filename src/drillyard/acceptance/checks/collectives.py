@@ -181,7 +181,7 @@ def _judged(
     bound = threshold.bound
     if bound is not None and interval[1] > bound and len(nodes) <= 2:
         status = Status.incomplete
-        reason = f"{figure}: line rates allow {bound:.1f}, so it is not of these nodes"
+        reason = f"{figure}: line rates allow {bound:.1f}, so it is not of this machine"
     if status is Status.passed and measured.doubts:
         status = Status.incomplete
         reason = f"{figure}, {measured.by}: {measured.doubts[0]}"
@@ -224,7 +224,7 @@ def _without_reference(
         measured.observation.scope, metric, nodes,
         Status.incomplete if required else Status.recorded,
         f"{_names(evidence, nodes)}: {median:.4g} {UNIT} of {measured.collective} at"
-        f" {size_text(size)}, which nothing judges: {why.reason}",
+        f" {size_text(size)}, not judged: {why.reason}",
         observed=median,
         interval=interval,
         required=required,

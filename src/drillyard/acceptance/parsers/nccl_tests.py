@@ -30,7 +30,9 @@ from drillyard.loglines.prefixes import Origin, split_prefix
 LONGEST_LINE: Final = 4096
 _MOST_PROBLEMS: Final = 20
 
-_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER: Final = re.compile(r"(?:0|[1-9]\d{0,17})(?:\.\d+)?")
+_MOST_DECIMALS: Final = 2
+"""Of a number in a row: getFloatStr."""
 _E_NOTATION: Final = re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d+")
 _ROW_START: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*(?:\s|$)")
 _RANK: Final = re.compile(
@@ -264,7 +266,7 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
 
 
 def _timing(words: Sequence[str]) -> PrintedTiming | None:
-    numbers = [_printed(word) for word in words[:3]]
+    numbers = [_printed(word, _MOST_DECIMALS) for word in words[:3]]
     wrong = words[3]
     if None in numbers or not (wrong == "N/A" or re.fullmatch(r"\d{1,18}", wrong)):
         return None
@@ -272,11 +274,11 @@ def _timing(words: Sequence[str]) -> PrintedTiming | None:
     return PrintedTiming(time, alg, bus, None if wrong == "N/A" else int(wrong))
 
 
-def _printed(word: str) -> PrintedNumber | None:
+def _printed(word: str, most_decimals: int = 18) -> PrintedNumber | None:
     """A number with the precision of its digits."""
-    if len(word) > 24 or _NUMBER.fullmatch(word) is None:
-        return None
     decimals = len(word.partition(".")[2])
+    if decimals > most_decimals or _NUMBER.fullmatch(word) is None:
+        return None
     return PrintedNumber(float(word), 0.5 * 10.0**-decimals)
 
 

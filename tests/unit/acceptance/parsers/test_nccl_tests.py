@@ -92,6 +92,8 @@ BAD = {
     "e-notation": GOOD.replace("  21395 ", "2.1e+04 "),
     "shifted": GOOD.replace("float    none      -1    21395", "float    none    21395   401.49"),
     "no header": GOOD.replace(samples.NAMES + "\n", ""),
+    "more digits than are printed": GOOD.replace("376.40 ", "376.402"),
+    "a zero before a number": GOOD.replace(" 376.40", "0376.40"),
     "size 0": GOOD.replace(
         LINES[ROWS[0]],
         samples.line("all_gather", 16, 0, ("0.15", "0.00", "0.00"), ("0.15", "0.00", "0.00"))
