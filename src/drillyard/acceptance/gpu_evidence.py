@@ -39,6 +39,11 @@ class NodeGpus:
     recorded: bool = False
     """From files that somebody chose: what they lack was not asked for."""
 
+    @property
+    def how_to_record(self) -> str:
+        """What to do where a recorded output cannot be read."""
+        return "give the whole output of each tool in a file of its own" if self.recorded else ""
+
     def lacks(self, tool: str) -> bool:
         """Whether no file was given with what a tool prints."""
         return self.recorded and tool not in self.tools

@@ -1,8 +1,9 @@
 """`drillyard accept --from FILE`: recorded output is evidence too, judged without a cluster.
 
-Each file is what one tool printed: nccl-tests (text, JSON, or a page with a table of message
-sizes), nvidia-smi, dcgmi, dmesg. A file with none of them is an observation of the probe `file`,
-with an error: `incomplete`, never a pass. Only what the files hold is judged.
+Each file is what a tool printed: nccl-tests (text, JSON, or a page with a table of message sizes),
+nvidia-smi, dcgmi, dmesg. Of several in one file each is judged. A file with none of them is an
+observation of the probe `file`, with an error: `incomplete`, never a pass. Only what the files hold
+is judged.
 """
 
 from __future__ import annotations
@@ -46,15 +47,22 @@ def recorded_evidence(
     observations: list[Observation] = []
     gpus = expected.machine.num_accelerators if expected.machine is not None else None
     for path in files[:MOST_FILES]:
-        text = _read(path)
-        # JSON without results would be a table of nccl-tests that is damaged.
-        is_dcgm = dcgm.recognise(text.decode("utf-8", "replace")) is not None
-        tables = [] if is_dcgm else parse_tables(text)
+        content = _read(path)
+        text = content.decode("utf-8", "replace")
+        others = [seen for recognise in _READERS if (seen := recognise(text)) is not None]
+        is_dcgm = any(seen.probe == "dcgm" for seen in others)
+        # Other JSON than that of nccl-tests is a damaged one.
+        tables = parse_tables(content.lstrip().lstrip(b"{") if is_dcgm else content)
         for same in _repeats(tables):
             table = tables[same[0]]
-            observations.append(_of_table(str(path), text, same, table, num_nodes, gpus, names))
-        if not tables:
-            observations.append(_of_other(path, text.decode("utf-8", "replace"), places, names))
+            observations.append(_of_table(str(path), content, same, table, num_nodes, gpus, names))
+        for seen in others:
+            observations.append(_of_other(path, seen, places, names))
+        if not tables and not others:
+            what = "is not output that is judged here" if text.strip() else "is empty"
+            observations.append(
+                Observation(probe="file", scope="node", nodes=(), error=what, source=str(path))
+            )
     return AcceptanceEvidence(
         recorded=True,
         level="full",
@@ -132,19 +140,12 @@ class _Places:
         return str(path.parent) if number == 0 else f"{path.parent} ({number + 1})"
 
 
-def _of_other(path: Path, text: str, places: _Places, names: list[str]) -> Observation:
-    """What another tool printed on one node, or why the file cannot be judged."""
-    for recognise in _READERS:
-        found = recognise(text)
-        if found is not None:
-            tools = (found.values or {}).get("tools")
-            kind = f"{found.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
-            rank = _rank_of(places.name(path, kind), names)
-            return found.model_copy(update={"nodes": (rank,), "source": str(path)})
-    what = "is not output that is judged here" if text.strip() else "is empty"
-    return Observation(
-        probe="file", scope="node", nodes=(), values=None, error=what, source=str(path)
-    )
+def _of_other(path: Path, seen: Observation, places: _Places, names: list[str]) -> Observation:
+    """What another tool printed on one node."""
+    tools = (seen.values or {}).get("tools")
+    kind = f"{seen.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
+    rank = _rank_of(places.name(path, kind), names)
+    return seen.model_copy(update={"nodes": (rank,), "source": str(path)})
 
 
 def _unnamed(count: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.acceptance import nccl_samples as samples
+from tests.unit.acceptance.host_scenarios import dcgm_4, smi_links, smi_topology, smi_xml
 from typer.testing import CliRunner
 
 from drillyard.acceptance.check import Expected
@@ -72,6 +73,38 @@ def test_a_file_that_cannot_be_judged_is_named_once_and_is_no_node(text, tmp_pat
     assert result.check == "file" and result.action
     assert result.reason.count("output-1.txt") == 1
     assert len(found.evidence.nodes) == 2
+
+
+XID = "[  999.100000] NVRM: Xid (PCI:0000:05:00): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("other", "check"),
+    [(XID, "xids"), (smi_xml(7), "accelerator-count"), (dcgm_4(gpu=3, severity=6), "dcgm")],
+)
+def test_of_two_outputs_in_one_file_none_hides_the_other(other, check, first, tmp_path):
+    found = outcome(tmp_path, other + GOOD if first else GOOD + other)
+    statuses = {each.check: each.status for each in found.results}
+    assert statuses["collectives-pairs"] is not Status.skipped
+    assert statuses[check] in (Status.fail, Status.incomplete)
+    assert found.verdict in (Status.fail, Status.incomplete)
+
+
+def test_outputs_of_several_commands_of_nvidia_smi_in_one_file_are_all_seen(tmp_path):
+    found = outcome(tmp_path, smi_xml() + smi_links() + smi_topology(), "a3-megagpu-8g")
+    statuses = {each.check: each.status for each in found.results}
+    assert Status.skipped not in (statuses["nvlink"], statuses["topology"], statuses["ecc"])
+    assert statuses["nvlink"] is Status.incomplete
+    apart = outcome(tmp_path, [smi_xml(), smi_links(), smi_topology()], "a3-megagpu-8g")
+    assert apart.verdict is Status.passed
+
+
+@pytest.mark.parametrize("stamp", ["[0]", "[2026]", "[1.5]", "[12:00:01]", "[rank0]:"])
+def test_a_log_of_another_program_is_not_a_kernel_log(stamp, tmp_path):
+    """It has none of the kernel's errors, which would pass."""
+    text = "".join(f"{stamp} step {number}: loss 2.1\n" for number in range(9))
+    assert outcome(tmp_path, text).verdict is Status.incomplete
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])

@@ -60,7 +60,8 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
     except NotThisOutput as error:
         # Without a machine nothing says that there should be any.
         status = Status.skipped if machine is None else Status.incomplete
-        yield node_result(CHECK, node.rank, status, f"{node.name}: NVLinks were not read: {error}")
+        reason = f"{node.name}: NVLinks were not read: {error}"
+        yield node_result(CHECK, node.rank, status, reason, action=node.how_to_record)
         return
     if machine is None and not any(speed for speeds in links.values() for speed in speeds):
         yield node_result(CHECK, node.rank, Status.skipped, f"{node.name}: has no NVLinks")

@@ -35,7 +35,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             devices, rows, _ = parse_topology(node.text_of("topology"))
         except NotThisOutput as error:
             why = f"{node.name}: nvidia-smi topo -m: {error}"
-            yield node_result(CHECK, node.rank, Status.incomplete, why)
+            yield node_result(CHECK, node.rank, Status.incomplete, why, action=node.how_to_record)
             continue
         matrices[node.rank] = tuple((device, *rows[device]) for device in devices)
         yield _judge_node(node, devices, rows, expected)

@@ -21,6 +21,8 @@ MOST_LINK_FLAPS = 5
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
 _STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+_PRINTED_STAMP = re.compile(r"(?:<\d+>)?\[[ \d]{5,12}\.\d{6}\].*")
+"""As dmesg and journalctl print it: `[%5lu.%06lu]`. `[0] text` is another program's."""
 _DATED = re.compile(
     r"\[\w{3} \w{3}\s+\d+ [\d:]{8} \d{4}\] .*"
     r"|(?:\w{3}\s+\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ kernel: .*"
@@ -187,12 +189,17 @@ def host_events(
 
 
 def recognise(text: str) -> Observation | None:
-    """The kernel log in a text, as dmesg or journalctl print it; None: it is something else."""
+    """The kernel log in a text, as dmesg or journalctl print it, or errors of GPUs between other
+    lines; None: it is something else."""
     lines = text.splitlines()
-    stamped = [line for line in lines[:200] if _STAMP.fullmatch(line) or _DATED.fullmatch(line)]
-    if not stamped or 2 * len(stamped) < len(lines[:200]):
-        return None
     parsed = parsed_lines(lines)
+    first_lines = lines[:200]
+    stamped = sum(
+        bool(_PRINTED_STAMP.fullmatch(line) or _DATED.fullmatch(line)) for line in first_lines
+    )
+    is_log = stamped and 2 * stamped >= len(first_lines)
+    if not is_log and not any(xid_events(parsed)):
+        return None
     first = next((line.second for line in parsed if line.second is not None), None)
     log = {
         "source": "the file",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from xml.etree import ElementTree
@@ -30,6 +30,12 @@ _NO_VALUE = re.compile(
 _LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
 _LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
+_LISTED_FIRST = re.compile(r"\s*GPU \d+: .* \(UUID: ")
+_OUTPUT_OF = {
+    "links": re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", re.MULTILINE),
+    "link_errors": re.compile(r"^\s+Link \d+: .*Errors: ", re.MULTILINE),
+    "topology": re.compile(r"^(?:\x1b\[\S*m)?[ \t]*GPU0\s.*CPU Affinity", re.MULTILINE),
+}
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
 
@@ -234,7 +240,7 @@ def parse_csv(text: str) -> GpuTable:
         if row
     ]
     names = {name: each for each in FIELDS for name in each.csv}
-    header = [re.sub(r"\s*\[[^\]]*\]$", "", cell) for cell in rows[0]]
+    header = [_without_unit(cell) for cell in rows[0]]
     keys = [names[cell].key if cell in names else None for cell in header]
     if len([key for key in keys if key]) < max(1, len(keys) // 2):
         raise NotThisOutput("has no header of nvidia-smi's columns (ask without noheader)")
@@ -266,38 +272,34 @@ def parse_list(text: str) -> GpuTable:
 
 
 def recognise(text: str) -> Observation | None:
-    """What looks like an output of nvidia-smi, whole or not, as an observation of one node; None:
-    it is something else."""
-    tool = _tool_of(text)
-    if tool is None:
-        return None
+    """What looks like output of nvidia-smi, whole or not, as an observation of one node; None: it
+    is something else."""
     answer = {"argv": ["nvidia-smi"], "code": 0, "text": text, "error": None, "installed": True}
-    return Observation(
-        probe="accelerators", scope="node", nodes=(0,), values={"tools": {tool: answer}}
-    )
+    tools = dict.fromkeys(_tools_of(text), answer)
+    if not tools:
+        return None
+    return Observation(probe="accelerators", scope="node", nodes=(0,), values={"tools": tools})
 
 
-def _tool_of(text: str) -> str | None:
-    start = text.lstrip()
-    if "<nvidia_smi_log" in text or _TEXT_HEADER.search(text):
-        return "query"
-    if re.search(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", text, re.MULTILINE):
-        return "links"
-    if re.search(r"^\s+Link \d+: .*Errors: ", text, re.MULTILINE):
-        return "link_errors"
-    if re.match(r"GPU \d+: .* \(UUID: ", start):
-        return "query"
-    if re.match(r"(?:\x1b\[\S*m)?\s*GPU0\s", start) and "CPU Affinity" in text:
-        return "topology"
+def _tools_of(text: str) -> Iterator[str]:
+    """The commands of which output is in the text, as the probe names them."""
+    found = [tool for tool, pattern in _OUTPUT_OF.items() if pattern.search(text)]
+    yield from found
+    of_links = "links" in found or "link_errors" in found
     names = {name for each in FIELDS for name in each.csv}
-    columns = [
-        re.sub(r"\s*\[[^\]]*\]$", "", each.strip()) for each in start.split("\n")[0].split(",")
-    ]
-    return (
-        "query"
-        if len(columns) > 1 and 2 * sum(c in names for c in columns) > len(columns)
-        else None
-    )
+    columns = [_without_unit(cell) for cell in text.lstrip().split("\n")[0].split(",")]
+    if (
+        "<nvidia_smi_log" in text
+        or _TEXT_HEADER.search(text)
+        or (_LISTED_FIRST.match(text) and not of_links)
+        or (len(columns) > 1 and 2 * sum(cell in names for cell in columns) > len(columns))
+    ):
+        yield "query"
+
+
+def _without_unit(column: str) -> str:
+    """`memory.total [MiB]` -> `memory.total`."""
+    return re.sub(r"\s*\[[^\]]*\]$", "", column.strip())
 
 
 def _texts(
