@@ -29,7 +29,6 @@ from drillyard.hardware import load_catalog
 from drillyard.launch.submission import load_cluster
 
 LARGEST_FILE: Final = 64 << 20
-MOST_FILES: Final = 10_000
 _READERS: Final[tuple[Callable[[str], Observation | None], ...]] = (
     dcgm.recognise,
     nvidia_smi.recognise,
@@ -46,7 +45,7 @@ def recorded_evidence(
     places = _Places(files)
     observations: list[Observation] = []
     gpus = expected.machine.num_accelerators if expected.machine is not None else None
-    for path in files[:MOST_FILES]:
+    for path in files:
         content = _read(path)
         text = content.decode("utf-8", "replace")
         others = [seen for recognise in _READERS if (seen := recognise(text)) is not None]

@@ -78,6 +78,30 @@ def test_the_bad_node_and_what_to_do_come_first() -> None:
     assert 'id="culprits"' not in page and 'id="todo"' not in page and 'status good">pass' in page
 
 
+def test_every_result_has_its_status_early_and_its_reason() -> None:
+    page = render_acceptance(document(), "my-cluster")
+    table = page[page.index('id="results"') :]
+    headers = re.findall(r"<th scope=\"col\">([^<]+)", table[: table.index("</thead>")])
+    assert headers[:2] == ["Test", "Status"] and "Reason" in headers
+    skipped = result("skipped", reason="does not apply here", threshold=None)
+    page = render_acceptance(document(results=[skipped]), "my-cluster")
+    assert "does not apply here" in page[page.index('id="results"') :]
+
+
+def test_the_source_of_a_threshold_is_there_once() -> None:
+    named = result(reason="277 GB/s, at least 251 (a row, 2026-01-31)", reference_series=[])
+    for each in (named, result(reference_series=[])):
+        page = render_acceptance(document(results=[each]), "c")
+        assert page[: page.index('id="curves"')].count("a row, 2026-01-31") == 1
+
+
+def test_results_with_the_same_remedy_are_one_task() -> None:
+    failed = [result("fail", reason=f"GPU {gpu} is slow", action="a remedy") for gpu in range(7)]
+    page = render_acceptance(document(results=failed), "c")
+    tasks = page[page.index('id="todo"') : page.index('id="results"')]
+    assert tasks.count("a remedy") == 1 and "GPU 3 is slow" in tasks and "and 3 more" in tasks
+
+
 def test_a_thousand_nodes_stay_a_page() -> None:
     many = document(results=[result(reason=f"r{number}") for number in range(MOST_ROWS + 500)])
     page = render_acceptance(many, "my-cluster")

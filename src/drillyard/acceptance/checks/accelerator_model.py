@@ -31,7 +31,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 reason = f"is called '{name}', which is no known name of {accelerator.name}"
                 action = "give the name as reported_as in a file of --hardware, if it is the same"
                 return GpuFinding(Status.incomplete, reason, name, {**wanted, "action": action})
-            reason = f"is a {known.name}, and the machine has {accelerator.name}"
+            reason = f"is an accelerator {known.name}; the machine has {accelerator.name}"
             return GpuFinding(Status.fail, reason, name, wanted)
         if gpu.texts.get("mig") == "Enabled":
             action = "nvidia-smi -mig 0, and restart the node"
