@@ -77,7 +77,7 @@ def test_nothing_scrolls_sideways_and_tables_are_there(open_page, width, scripts
 
 
 def test_a_curve_alone_does_not_fill_the_width(browser, tmp_path):  # noqa: F811
-    alone = document(results=[result()])
+    alone = document(results=[result()], matrices=[])
     (tmp_path / "one.html").write_text(render_acceptance(alone, "c"), encoding="utf-8")
     with opening(browser, tmp_path / "one.html") as open_one:
         page = open_one().page
