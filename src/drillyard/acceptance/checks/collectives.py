@@ -8,8 +8,8 @@ exactly that many nodes judges it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.collective_evidence import (
@@ -89,7 +89,7 @@ def collective_result(
         required = needed or (evidence.recorded and count <= 2)
         status = Status.incomplete if required else Status.recorded
         return common(
-            status, reason, required=required, evidence=doubts[:_MOST_EVIDENCE],
+            status, reason, evidence=doubts[:_MOST_EVIDENCE],
             action="run it again, and keep its whole output",
         )  # fmt: skip
     threshold: Threshold | NoReference = (
@@ -194,7 +194,6 @@ def _judged(
         observed=median,
         interval=interval,
         threshold=threshold,
-        required=required,
         culprits=nodes if status is Status.fail and scope == "node" else (),
         evidence=(measured.by, *quoted, *measured.doubts[:_MOST_EVIDENCE]),
         series=series,
@@ -227,7 +226,6 @@ def _without_reference(
         f" {size_text(size)}, not judged: {why.reason}",
         observed=median,
         interval=interval,
-        required=required,
         evidence=(measured.by, *measured.doubts[:_MOST_EVIDENCE]),
         series=series,
         reference_series=reference_curve(expected, measured.collective, len(nodes)),
@@ -260,17 +258,10 @@ def _names(evidence: AcceptanceEvidence, nodes: tuple[int, ...]) -> str:
 
 
 def _result(
-    scope: str, metric: str, nodes: tuple[int, ...], status: Status, reason: str, **more: object
+    scope: str, metric: str, nodes: tuple[int, ...], status: Status, reason: str, **more: Any
 ) -> CheckResult:
-    found = CheckResult(
-        check=f"collectives-{scope}", metric=metric, nodes=nodes, status=status, reason=reason,
-        unit=UNIT,
-    )  # fmt: skip
-    if status is Status.fail:
-        found = replace(found, action=_ACTION[scope])
-    if status in (Status.skipped, Status.recorded):
-        found = replace(found, required=False)
-    return replace(found, **more)  # type: ignore[arg-type]
+    check = {"node": NODE, "pairs": PAIRS, "all": ALL}[scope]
+    return check.result(nodes, status, reason, **{"metric": metric, "unit": UNIT, **more})
 
 
 def _check(scope: str, title: str, level: Level, seconds: float, meaning: str) -> Check:

@@ -16,6 +16,7 @@ from statistics import median
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.rank_values import (
     RankValues,
     mapping,
@@ -104,7 +105,7 @@ def judge_rate(
 ) -> Iterator[CheckResult]:
     """One figure of all devices: a result for every node, one more for every slow device."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("devices")]
-    yield from without_ranks(evidence, check.name, rate.metric, found, rate.metric)
+    yield from without_ranks(evidence, check, rate.metric, found, rate.metric)
     ranks = [each for one in found for each in one.ranks]
     measured = {each: rate.read(each) for each in ranks}
     if ranks and not any(measured.values()):
@@ -153,13 +154,8 @@ def _unmeasured(check: Check, rate: Rate, ranks: Sequence[RankValues]) -> CheckR
         status, reason = Status.skipped, f"{rate.metric}: {reasons[0]}"
     elif not on_gpu:
         status, reason = Status.skipped, f"{rate.metric}: the nodes' ranks have no accelerator"
-    return CheckResult(
-        check=check.name,
-        metric=rate.metric,
-        nodes=tuple(sorted({each.node for each in ranks})),
-        status=status,
-        reason=reason,
-    )
+    nodes = tuple(sorted({each.node for each in ranks}))
+    return check.result(nodes, status, reason, metric=rate.metric)
 
 
 def _limit(
@@ -227,21 +223,15 @@ def _result(
     reason: str,
     threshold: Threshold | None = None,
 ) -> CheckResult:
-    failed = status is Status.fail
-    return CheckResult(
-        check=check.name,
+    return node_result(
+        check, rank.node, status, reason,
         metric=rate.metric,
-        nodes=(rank.node,),
-        status=status,
-        reason=reason,
         observed=median(figures) if figures else None,
         interval=(min(figures), max(figures)) if figures else None,
         unit=rate.unit,
         threshold=threshold,
         device=rank.local_rank,
-        action=check.action if failed else "",
-        culprits=(rank.node,) if failed else (),
-    )
+    )  # fmt: skip
 
 
 def _judge_matmul(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    majority,
+    difference,
     named,
     node_observations,
     node_result,
@@ -48,10 +48,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         names = {name for each in variables.values() for name in each}
         ranks = sorted(variables)
         where = f"equal on {named(evidence, ranks)}" if len(ranks) > 1 else "as planned"
-        yield CheckResult(
-            check=CHECK.name, metric=CHECK.name, nodes=tuple(ranks), status=Status.passed,
-            reason=f"{len(names)} variables are {where}", observed=len(names), unit="variables",
-        )  # fmt: skip
+        reason = f"{len(names)} variables are {where}"
+        figure = {"observed": len(names), "unit": "variables"}
+        yield CHECK.result(tuple(ranks), Status.passed, reason, **figure)
 
 
 def _plan(expected: Expected) -> dict[str, str]:
@@ -82,24 +81,9 @@ def _differences(
     planned = _plan(expected)
     for name in sorted({name for each in variables.values() for name in each} - planned.keys()):
         values = {rank: each.get(name, _UNSET) for rank, each in variables.items()}
-        if len(set(values.values())) == 1:
-            continue
-        common = majority(values)
-        odd = tuple(rank for rank, value in values.items() if value != common)
-        shown = "; ".join(f"{evidence.name_of(rank)} {values[rank][:80]}" for rank in odd[:8])
-        decides = name != "LD_LIBRARY_PATH"
-        yield CheckResult(
-            check=CHECK.name,
-            metric=name,
-            nodes=odd,
-            status=Status.fail if decides else Status.warn,
-            reason=f"{name} differs: {shown}"
-            + (f"; the others {common[:80]}" if common is not None else ""),
-            observed=values[odd[0]],
-            expected=common or "",
-            action=CHECK.action,
-            culprits=odd if decides and common is not None else (),
-        )
+        fails = name != "LD_LIBRARY_PATH"
+        if (found := difference(CHECK, evidence, name, values, fails=fails)) is not None:
+            yield found
 
 
 def _stack(

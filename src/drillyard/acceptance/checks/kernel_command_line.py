@@ -52,11 +52,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         ranks = sorted(words)
         reason = f"{named(evidence, ranks)}: the same"
         if len(ranks) == 1:
-            reason = f"{evidence.name_of(ranks[0])}: there is no other node to compare with"
+            reason = f"{evidence.name_of(ranks[0])}: no other node to compare with"
         status = Status.passed if len(ranks) > 1 else Status.skipped
-        yield CheckResult(
-            check=CHECK.name, metric=CHECK.name, nodes=tuple(ranks), status=status, reason=reason
-        )
+        yield CHECK.result(tuple(ranks), status, reason)
 
 
 CHECK = Check(

@@ -41,7 +41,6 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 unit="lines",
                 action=rule.action if counts else "",
                 evidence=tuple(line.text for line in lines[-3:]),
-                required=counts,
             )
         if clean:
             reason = f"{name}: no fault of the host in the last 24 h ({log['source']})"

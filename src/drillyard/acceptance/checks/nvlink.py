@@ -120,7 +120,7 @@ def _errors(node: NodeGpus) -> Iterator[CheckResult]:
         yield node_result(
             CHECK, node.rank, Status.recorded, reason,
             metric="NVLink errors", observed=sum(each[3] for each in found), unit="errors",
-            evidence=lines, required=False,
+            evidence=lines,
         )  # fmt: skip
 
 

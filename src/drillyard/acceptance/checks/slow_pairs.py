@@ -34,25 +34,18 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         for each in conclusions:
             yield _result(collective, each, evidence)
         if not conclusions:
-            yield CheckResult(
-                check=CHECK.name,
+            yield CHECK.result(
+                tuple(ranks),
+                Status.passed,
+                f"no pair of nodes is slow at {collective}",
                 metric=f"{collective} between pairs",
-                nodes=tuple(ranks),
-                status=Status.passed,
-                reason=f"no pair of nodes is slow at {collective}",
                 # Without a threshold equally slow pairs would pass as well.
                 required=all(each.passed for each in results),
             )
     if not by_collective:
         alone = evidence.expected_nodes == 1
-        yield CheckResult(
-            check=CHECK.name,
-            metric="pairs",
-            nodes=(),
-            status=Status.skipped,
-            reason="there is one node" if alone else "no pair of nodes was measured",
-            required=False,
-        )
+        reason = "there is one node" if alone else "no pair of nodes was measured"
+        yield CHECK.result((), Status.skipped, reason, metric="pairs")
 
 
 def pair_results(evidence: AcceptanceEvidence, expected: Expected) -> dict[str, list[PairResult]]:
@@ -85,17 +78,15 @@ def _result(collective: str, conclusion: Conclusion, evidence: AcceptanceEvidenc
         for each in conclusion.evidence[:_MOST_EVIDENCE]
     ]
     proven = conclusion.proven
-    return CheckResult(
-        check=CHECK.name,
+    return CHECK.result(
+        conclusion.nodes,
+        Status.fail if proven else Status.recorded,
+        f"{what} {'' if proven else '(not proven) '}{conclusion.reason}",
         metric=f"{collective} between pairs",
-        nodes=conclusion.nodes,
-        status=Status.fail if proven else Status.recorded,
-        reason=f"{what} {'' if proven else '(not proven) '}{conclusion.reason}",
         expected=conclusion.kind,
         action=_ACTIONS[conclusion.kind] if proven else "run accept again to tell",
         culprits=conclusion.nodes if proven and conclusion.kind == "node" else (),
         evidence=tuple(pairs),
-        required=proven,
     )
 
 

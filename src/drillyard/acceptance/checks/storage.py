@@ -164,23 +164,10 @@ def _result(
     reason: str,
     observed: float | None = None,
     threshold: Threshold | None = None,
-    *,
-    unit: str = "GB/s",
-    culprits: tuple[int, ...] = (),
+    **more: Any,
 ) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric=metric,
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        unit=unit,
-        threshold=threshold,
-        action=CHECK.action if status in (Status.fail, Status.warn) else "",
-        culprits=culprits,
-        required=status is not Status.recorded,
-    )
+    values = {"observed": observed, "unit": "GB/s", "threshold": threshold, **more}
+    return CHECK.result(nodes, status, reason, metric=metric, **values)
 
 
 CHECK = Check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.blame import blame
@@ -48,13 +49,11 @@ def least_of_baseline(baseline: AcceptanceEvidence | None) -> float | None:
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per slow node or pair, and one for all."""
-    if (
-        nothing := not_between_nodes(evidence, CHECK.name, "bandwidth", "tcp_bandwidth")
-    ) is not None:
+    if (nothing := not_between_nodes(evidence, CHECK, "tcp_bandwidth")) is not None:
         yield nothing
         return
     found = pair_bandwidths(evidence)
-    for each in unanswered(evidence, CHECK.name, "bandwidth", "tcp_bandwidth"):
+    for each in unanswered(evidence, CHECK, "tcp_bandwidth"):
         if undirected(*each.nodes[:2]) not in found:
             yield each
     if not found:
@@ -79,7 +78,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         )
         if kinds := shapers_of(evidence, rank):
             reason = f"{reason}; its interface has the queue discipline {', '.join(kinds)}"
-        yield _result((rank,), Status.fail, reason, value, threshold, (rank,), lines[:10])
+        yield _result(
+            (rank,), Status.fail, reason, value, threshold, culprits=(rank,), evidence=lines[:10]
+        )
     for pair in blamed.links:
         if nodes and not set(nodes).isdisjoint(pair):
             continue
@@ -143,23 +144,10 @@ def _result(
     reason: str,
     observed: float,
     threshold: Threshold | None,
-    culprits: tuple[int, ...] = (),
-    lines: tuple[str, ...] = (),
+    **more: Any,
 ) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="bandwidth",
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        unit="GB/s",
-        threshold=threshold,
-        action=CHECK.action if status is Status.fail else "",
-        culprits=culprits,
-        evidence=lines,
-        required=status is not Status.recorded,
-    )
+    figure = {"observed": observed, "unit": "GB/s", "threshold": threshold}
+    return CHECK.result(nodes, status, reason, **figure, **more)
 
 
 CHECK = Check(
@@ -176,4 +164,5 @@ CHECK = Check(
     meaning="a NIC runs at a lower speed, a cable or port loses packets, or a rate is limited",
     action="look at ethtool's speed and error counters, and at `tc qdisc` of this node",
     judge=judge,
+    metric="bandwidth",
 )

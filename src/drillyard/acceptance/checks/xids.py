@@ -81,7 +81,6 @@ def _judge_node(
             Status.fail if blamed else Status.recorded,
             text if blamed else f"{text}: no fault of the node",
             action=f"{action}: {remedy}",
-            required=blamed,
             **common,
         )
     if clean:
