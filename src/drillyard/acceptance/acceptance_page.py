@@ -51,7 +51,7 @@ class Row:
     result: ResultEntry
     where: str
     metric: str
-    """Empty where it is that of the test alone."""
+    """Empty where it is the name of the check."""
     observed: str
     threshold: str
     source: str

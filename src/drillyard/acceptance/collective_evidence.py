@@ -175,7 +175,7 @@ def _values_by_rank(observation: Observation, evidence: AcceptanceEvidence) -> l
 def _rows_by_size(values: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     rows = {row["bytes"]: row for row in values["rows"]}
     if len(rows) != len(values["rows"]):
-        raise ValueError("a size stands twice")
+        raise ValueError("a size is there twice")
     return rows
 
 

@@ -1,5 +1,5 @@
-"""acceptance.json in words: the table that people read, in the terminal and on the page, and as
-JUnit XML for CI systems."""
+"""acceptance.json as text for a terminal, as the table of the page, and as JUnit XML for CI
+systems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def figure_text(result: ResultEntry) -> str:
 
 
 def threshold_text(result: ResultEntry) -> str:
-    """The limit: `at least 329.4 GB/s`; what is expected in words where it is no number."""
+    """The limit: `at least 329.4 GB/s`; else what is expected, in words."""
     limit = result.threshold
     if limit is None:
         return result.expected

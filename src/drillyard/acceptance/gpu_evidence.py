@@ -37,7 +37,7 @@ class NodeGpus:
     tools: Mapping[str, Any] = field(default_factory=dict)
     device_files: int | None = None
     recorded: bool = False
-    """From files that somebody chose: what they lack was not asked for."""
+    """From files: what they do not hold was not asked for."""
 
     @property
     def how_to_record(self) -> str:
@@ -170,7 +170,7 @@ def _judge_node(
         silent = ", ".join(
             gpu.title for gpu, each in findings if each is None or (gpu, each) not in shown
         )
-        why = f"{node.name}: nothing is shown of {silent}, unlike of its other GPUs"
+        why = f"{node.name}: no value of {silent}, unlike its other GPUs"
         yield node_result(check, node.rank, Status.incomplete, why)
     elif len(good) == len(table.gpus):
         yield node_result(

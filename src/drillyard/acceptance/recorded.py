@@ -110,7 +110,7 @@ def _of_table(
     if len(nodes) != len(set(nodes)):
         error = "names a node twice"
     values: dict[str, object] = {"output": text.decode("utf-8", "replace"), "tables": same}
-    # Without a machine nothing says how many ranks there should be.
+    # Without a machine the expected number of ranks is not known.
     values["ranks"] = count * gpus if gpus is not None else ranks
     return Observation(
         probe="nccl_tests",

@@ -161,7 +161,7 @@ def test_a_map_of_many_nodes_shows_the_worst() -> None:
     assert ("n90", "n0") in shades(nodes, values, higher_is_better=True)
 
 
-def test_fewer_than_three_nodes_or_no_values_are_no_map() -> None:
+def test_fewer_than_three_nodes_or_no_values_give_no_map() -> None:
     assert (
         heat_map("m", "t", "", ["a", "b"], [[None, 1.0], [1.0, None]], higher_is_better=True)
         is None

@@ -92,7 +92,7 @@ def test_any_value_anywhere_is_judged(
     "values", [None, {}, {"tools": {}}, {"tools": []}, {"tools": {"query": 1}}]
 )
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_empty_observations_are_no_pass(check: Any, values: dict[str, Any] | None) -> None:
+def test_empty_observations_does_not_pass(check: Any, values: dict[str, Any] | None) -> None:
     seen = [observed(probe, values) for probe in sorted(PROBES)]
     statuses = {each.status for each in check.judge(evidence(*seen), expected())}
     assert statuses <= {Status.incomplete, Status.skipped} and statuses
@@ -101,7 +101,7 @@ def test_empty_observations_are_no_pass(check: Any, values: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_what_a_probe_printed_before_it_failed_is_no_pass(check: Any) -> None:
+def test_what_a_probe_printed_before_it_failed_does_not_pass(check: Any) -> None:
     """The exit code counts, also under a good table."""
     failed = [each.model_copy(update={"error": "exit code 1"}) for each in healthy()]
     statuses = {each.status for each in check.judge(evidence(*failed), expected())}
@@ -109,7 +109,7 @@ def test_what_a_probe_printed_before_it_failed_is_no_pass(check: Any) -> None:
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_no_observation_is_no_pass(check: Any) -> None:
+def test_no_observation_does_not_pass(check: Any) -> None:
     statuses = {each.status for each in check.judge(evidence(nodes=2), expected())}
     assert statuses == {Status.incomplete}
 

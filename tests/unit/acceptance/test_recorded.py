@@ -67,7 +67,7 @@ def test_what_holds_no_output_is_incomplete(text, tmp_path):
 @pytest.mark.parametrize(
     "text", ["", " \n", "| NVIDIA-SMI 570.86 | Driver Version: 570.86 |\n", "\0\1"]
 )
-def test_a_file_that_cannot_be_judged_is_named_once_and_is_no_node(text, tmp_path):
+def test_a_file_that_cannot_be_judged_is_named_once_and_is_not_a_node(text, tmp_path):
     found = outcome(tmp_path, [GOOD, text])
     (result,) = [each for each in found.results if each.status is Status.incomplete]
     assert result.check == "file" and result.action
@@ -165,6 +165,10 @@ def test_a_bad_file_is_not_hidden_by_a_good_one(tmp_path):
         Status.fail
     )
     assert outcome(tmp_path, [samples.a4_output(), ""]).verdict is Status.incomplete
+    larger = samples.output("all_gather", 32, samples.A3_MEGA)
+    assert outcome(tmp_path, [samples.a4_output(), larger]).verdict is Status.passed
+    damaged = larger.replace("# Avg bus bandwidth", "#")
+    assert outcome(tmp_path, [samples.a4_output(), damaged]).verdict is Status.incomplete
 
 
 GOOD = samples.a4_output()

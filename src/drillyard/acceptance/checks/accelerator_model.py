@@ -28,7 +28,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         if not accelerator.is_called(name):
             known = expected.catalog.find_accelerator(name)
             if known is None:
-                reason = f"is called '{name}', which is no known name of {accelerator.name}"
+                reason = f"is called '{name}', which is not a known name of {accelerator.name}"
                 action = "give the name as reported_as in a file of --hardware, if it is the same"
                 return GpuFinding(Status.incomplete, reason, name, {**wanted, "action": action})
             reason = f"is an accelerator {known.name}; the machine has {accelerator.name}"

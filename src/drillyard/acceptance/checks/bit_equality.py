@@ -74,8 +74,8 @@ def _odd_ones(
     follows: bool = False,
 ) -> Iterator[CheckResult]:
     """Who has other bits than most, in any place. Where each place `follows` from those before it,
-    the first in which they differ tells. No majority names nobody; another number of values than
-    most have leaves a device unjudged."""
+    the first in which they differ tells. Without a majority no device is named; a device with
+    another number of values than most is not judged."""
     number = Counter(len(digests) for _, digests in found).most_common(1)[0][0]
     for each, digests in found:
         if len(digests) != number:
@@ -152,7 +152,7 @@ def _judge_collectives(evidence: AcceptanceEvidence) -> Iterator[CheckResult]:
         name = str(seen.arguments.get("collective"))
         if len(wrong) == 1:
             ((each, count),) = wrong.items()
-            why = f"{count} elements of {name} are wrong on this rank alone"
+            why = f"{count} elements of {name} are wrong on this rank only"
             yield _result(evidence, f"results of {name}", Status.fail, each, why)
         elif wrong:
             where = ", ".join(f"{_place(evidence, each)}: {count}" for each, count in wrong.items())

@@ -24,7 +24,7 @@ class Blame:
 
 def blame(good: Iterable[tuple[int, int]], bad: Iterable[tuple[int, int]]) -> Blame:
     """A node is at fault where every pair that it is in failed, and at least two of its partners
-    have a good pair with somebody else. With two nodes nothing is proven. Pairs have no
+    have a good pair with another node. Two nodes prove nothing. Pairs have no
     direction."""
     good_pairs = {frozenset(pair) for pair in good}
     bad_pairs = {frozenset(pair) for pair in bad} - good_pairs

@@ -48,7 +48,7 @@ class Offset:
 
 def offsets_of(values: Mapping[int, dict[str, Any]]) -> dict[int, Offset]:
     """Each node's clock against that of the lowest rank, over the round trips that took least. A
-    node without a way of answers to it is missing."""
+    node that no chain of answers connects to it is missing."""
     edges: dict[int, dict[int, Offset]] = {}
     for rank, found in values.items():
         for peer in entries(found, "peers"):
@@ -118,7 +118,7 @@ def _offsets(
         yield _offset(evidence, (rank,), seconds, offsets[rank].uncertain, why, (rank,))
     for rank, seconds in sorted(odd.items(), key=lambda item: -abs(item[1])):
         nodes = tuple(sorted(offsets)) if len(offsets) == 2 else (rank,)
-        why = "no third clock says which of them is wrong"
+        why = "with two clocks it is not known which is wrong"
         yield _offset(evidence, nodes, seconds, offsets[rank].uncertain, why, ())
     for rank in unsure:
         reason = (
@@ -185,7 +185,7 @@ def _wrong(offsets: dict[int, Offset], values: Mapping[int, dict[str, Any]]) -> 
     kept = {rank: member(values.get(rank), "clock", "synchronized") for rank in offsets}
     wrong = {rank for rank, each in kept.items() if each is False}
     if wrong and all(isinstance(each, bool) for each in kept.values()) and len(wrong) < len(kept):
-        return dict.fromkeys(sorted(wrong), "its kernel says that nothing keeps it right")
+        return dict.fromkeys(sorted(wrong), "its kernel reports it as not synchronized")
     return {}
 
 
@@ -268,8 +268,8 @@ CHECK = Check(
     " counts; each node compares its wall clock with its monotonic one ten times a second",
     evidence="an offset for every node, and its own watch from start to end",
     references="fail: more than 1 s, or any step back; warn: more than 0.128 s (RFC 5905)",
-    meaning="a clock is wrong or is being corrected by steps: nothing keeps it, or a time server"
-    " that disagrees with the others' does",
+    meaning="a clock is wrong or is being corrected by steps: it is not synchronized, or its time"
+    " server disagrees with the others'",
     action="look at `chronyc tracking` (or `timedatectl`) of this node; let chrony slew, not step,"
     " after its start",
     judge=judge,

@@ -84,10 +84,10 @@ def collective_result(
             action="take the nodes out; check ECC counters and cables, and run the pair again",
         )
     if measured.problems or not at:
-        reason = f"{names}: {collective}, {measured.by}: {(*doubts, 'has no sizes')[0]}"
+        reason = f"{names}: {collective}, {measured.by}: {(*doubts, 'has no rows')[0]}"
         needed = count <= 2 and bool(reference_rows(expected, collective, count))
-        required = needed or (evidence.recorded and count <= 2)
-        status = Status.incomplete if required else Status.recorded
+        # A file that was given was given to be judged.
+        status = Status.incomplete if needed or evidence.recorded else Status.recorded
         return common(
             status, reason, evidence=doubts[:_MOST_EVIDENCE],
             action="run it again, and keep its whole output",
@@ -185,7 +185,7 @@ def _judged(
     if status is Status.passed and measured.doubts:
         status = Status.incomplete
         reason = f"{figure}, {measured.by}: {measured.doubts[0]}"
-    # On more nodes nothing is required, and what is not clear is recorded.
+    # On more nodes no result is required, and an unclear one is recorded.
     required = len(nodes) <= 2 or status is not Status.incomplete
     quoted = accepted_elsewhere(expected, measured.collective, len(nodes))
     return _result(
@@ -214,7 +214,7 @@ def _without_reference(
     that it needs is missing."""
     assert measured.collective is not None
     nodes = measured.nodes
-    # A threshold that does not exist leaves all of the repeats on the right side.
+    # At least 0: the median and interval without a judgement.
     none = Threshold(0.0, UNIT, True, "")
     _, median, interval = judged(measured.bus[size], none)
     rows = reference_rows(expected, measured.collective, len(nodes))

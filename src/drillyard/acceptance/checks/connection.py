@@ -26,7 +26,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         why = f"the job ended before its last step: {evidence.interrupted}"
         yield CHECK.result(ranks, Status.incomplete, why)
     elif not evidence.observations:
-        yield CHECK.result(ranks, Status.incomplete, "nothing was observed")
+        yield CHECK.result(ranks, Status.incomplete, "the job observed nothing")
     elif remaining := tuple(rank for rank in ranks if rank not in lost):
         count = f"{len(remaining)} of {evidence.expected_nodes} nodes"
         yield CHECK.result(remaining, Status.passed, f"{count} answered to the end")

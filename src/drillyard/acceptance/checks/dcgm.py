@@ -109,7 +109,7 @@ def _status(result: DcgmResult) -> Status:
 
 
 def _doubt(report: DcgmReport, error: str | None, needed: int | None) -> str:
-    """Why a report without findings is no pass; empty: it is one."""
+    """Why a report without findings does not pass; empty: it does."""
     if error:
         return f"{error}, although no test of its report failed"
     if not report.gpus:

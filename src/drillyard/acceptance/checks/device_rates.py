@@ -153,7 +153,7 @@ def _unmeasured(check: Check, rate: Rate, ranks: Sequence[RankValues]) -> CheckR
     if reasons:
         status, reason = Status.skipped, f"{rate.metric}: {reasons[0]}"
     elif not on_gpu:
-        status, reason = Status.skipped, f"{rate.metric}: the nodes' ranks have no accelerator"
+        status, reason = Status.skipped, f"{rate.metric}: the ranks run on CPUs"
     nodes = tuple(sorted({each.node for each in ranks}))
     return check.result(nodes, status, reason, metric=rate.metric)
 
@@ -166,7 +166,7 @@ def _limit(
     accelerator, name = expected.accelerator, str(rank.values.get("device_name"))
     if accelerator is not None and accelerator.peak_tflops:
         if not rank.on_gpu:
-            return f"PyTorch has no accelerator there, where the machine has {accelerator.title}"
+            return f"PyTorch finds no accelerator; the machine has {accelerator.title}"
         if not accelerator.is_called(name):
             return f"is called {name}, not {accelerator.title}"
         if (row := rate.row(accelerator)) is not None:

@@ -128,8 +128,8 @@ CHECK = Check(
     measures="NCCL_*, TORCH_NCCL_*, GLOO_*, UCX_*, FI_* and LD_LIBRARY_PATH in the job",
     how="the environment of the job's own processes on each node",
     evidence="the environment of every node",
-    references="the launch plan, the network stack's row, and for all else most of the nodes",
-    meaning="NCCL chooses another way on that node: a job hangs or is slow",
+    references="the launch plan, the network stack's row, for all else what most nodes have",
+    meaning="NCCL chooses another transport on that node: a job hangs or is slow",
     action="remove the variable from the node's profile, or set it in cluster.yaml: environment",
     judge=judge,
 )

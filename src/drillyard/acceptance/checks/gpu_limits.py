@@ -51,7 +51,7 @@ CHECK = Check(
     how="nvidia-smi -q",
     evidence="a power limit and its default of every GPU",
     references="the GPU's own defaults",
-    meaning="somebody lowered a limit: the GPU is slower than the others",
+    meaning="a limit was lowered: the GPU is slower than the others",
     action="set the power limit to its default (nvidia-smi -pl WATTS), clocks with nvidia-smi -rac",
     judge=judge,
 )

@@ -47,7 +47,9 @@ def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
     if asked == "None":
         return GpuFinding(Status.passed, "")
     if (action := _ACTIONS.get(asked.lower())) is None:
-        return GpuFinding(Status.incomplete, f"asks for '{asked}', which is not known", asked)
+        return GpuFinding(
+            Status.incomplete, f"needs recovery by the unknown action '{asked}'", asked
+        )
     return GpuFinding(Status.fail, f"needs recovery: {asked}", asked, {"action": action})
 
 

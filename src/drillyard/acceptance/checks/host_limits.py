@@ -173,7 +173,7 @@ def _disks(rank: int, name: str, values: Mapping[str, Any]) -> Iterator[CheckRes
             continue
         known.add(space["device"])
         least = min(LEAST_FREE_DISK, LEAST_FREE_SHARE * space["size"])
-        # What is made on demand has no size.
+        # File systems that grow on demand have size 0.
         if space["size"] and space["free"] < least:
             reason = f"{name}: the disk of {path} has {space['free'] / _GIB:.1f} GiB free"
             threshold = Threshold(least, "bytes", True, "5 % of it, at most 20 GiB")

@@ -59,8 +59,8 @@ CHECK = Check(
     evidence="a readable kernel log of every node; without a machine in the cluster config skipped"
     " where it cannot be read",
     references="none in the last 24 h (of links fewer than 5); older ones, and jobs that ran out of"
-    " memory, are reported alone",
-    meaning="a part of the host fails, or did so a short time ago",
+    " memory, are only reported",
+    meaning="a part of the host fails, or did so recently",
     action="look at the node's kernel log",
     judge=judge,
 )

@@ -1,7 +1,7 @@
 """What nodes found of each other, taken from observations: shared by the checks between nodes.
 
-Observations are data from elsewhere: what has not the form that a probe gives it is left out, and
-the check that misses it is incomplete.
+Observations are data from elsewhere: what does not have the form that a probe gives it is
+left out, and the check that needs it is incomplete.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def _incomplete(
 
 
 def not_between_nodes(evidence: AcceptanceEvidence, check: Check, probe: str) -> CheckResult | None:
-    """The result where there is nothing between nodes: one node, or no observation at all."""
+    """The result where nothing between nodes was observed; None: something was."""
     if evidence.expected_nodes == 1:
         status, reason = Status.skipped, "the job has one node"
     elif not evidence.of(probe):
         status, reason = Status.incomplete, f"no node ran the probe {probe}"
     elif len(evidence.nodes) < 2:
-        status, reason = Status.incomplete, "one node alone joined the job"
+        status, reason = Status.incomplete, "only one node joined the job"
     else:
         return None
     return check.result(tuple(node.rank for node in evidence.nodes), status, reason)

@@ -31,7 +31,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     shared = {host for host in hosts if hosts.count(host) > 1}
     ranks = tuple(node.rank for node in evidence.nodes)
     if shared:
-        what = f"several nodes call themselves {sorted(shared)[0]}, so its name says nothing"
+        what = f"several nodes call themselves {sorted(shared)[0]}, so names cannot be checked"
         yield CHECK.result(ranks, Status.skipped, what)
         return
     right: set[tuple[int, int]] = set()
@@ -62,7 +62,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 def _failures(
     evidence: AcceptanceEvidence, right: set[tuple[int, int]], bad: dict[tuple[int, int], str]
 ) -> Iterator[CheckResult]:
-    """A node that finds no other while others are found is at fault; so is one that nobody finds;
+    """A node that finds no other while others are found is at fault; so is one that no other finds;
     what is left are pairs."""
     finds = {rank for rank, _ in right}
     found = {other for _, other in right}
@@ -93,8 +93,8 @@ def _where(evidence: AcceptanceEvidence, found: dict[str, Any]) -> str:
 
 
 def _reverse(evidence: AcceptanceEvidence) -> str:
-    """How many addresses lead back to their names, in words. Cloud networks often have no names for
-    addresses, and nothing here needs them."""
+    """A sentence on how many addresses lead back to their names. Cloud networks often have none,
+    and they are not needed."""
     hosts = {node.rank: node.host.partition(".")[0] for node in evidence.nodes}
     back: set[int] = set()
     slow: set[int] = set()
@@ -119,7 +119,7 @@ CHECK = Check(
     measures="whether nodes find each other by name, and addresses lead back to names",
     how="each node looks up the others' host names, and asks the program there which node it is",
     evidence="a lookup of each peer's name on each node",
-    references="the nodes' own host names; where no name is known to anybody, that is recorded",
+    references="the nodes' own host names; where no node knows any name, that is recorded",
     meaning="a node's resolver or /etc/hosts differs from the others', or a name is old",
     action="compare /etc/resolv.conf and /etc/hosts with those of another node",
     judge=judge,

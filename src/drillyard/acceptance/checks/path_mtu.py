@@ -20,7 +20,7 @@ from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.results import CheckResult, Status
 
 _ETHERNET = 1500
-"""Bytes: what an Ethernet network has unless somebody changes it (RFC 894)."""
+"""Bytes: the default of Ethernet (RFC 894)."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
@@ -39,15 +39,15 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             path, own, kernel = (_bytes(each, key) for key in ("path", "interface", "kernel"))
             way = f"from {evidence.name_of(rank)} to {evidence.name_of(other)}"
             if path is None or own is None:
-                why = member(each, "error") or "no packet of any size was answered"
+                why = member(each, "error") or "no packet was answered"
                 yield CHECK.result((rank, other), Status.incomplete, f"{way}: {why}")
             elif path >= own or (kernel is not None and kernel <= path):
                 paths.append(path)
                 good.add((rank, other))
             else:
                 bad[rank, other] = (
-                    f"{way} packets of more than {path} bytes are lost without a word, and the"
-                    f" interface sends {own}"
+                    f"{way} packets of more than {path} bytes are lost silently; the interface"
+                    f" sends {own}"
                 )
     # A pair with an interface that differs has its result already.
     lost = {pair: text for pair, text in bad.items() if odd.isdisjoint(pair)}
@@ -78,7 +78,7 @@ def _interfaces(
         yield _interface(rank, f"{reason} as {source}", mtu, wanted)
     if wanted is None and len(set(own.values())) > 1:
         listing = ", ".join(f"{evidence.name_of(rank)} {mtu}" for rank, mtu in own.items())
-        reason = f"interfaces have different MTUs, and nothing says which is right: {listing}"
+        reason = f"interfaces have different MTUs, and which is right is not known: {listing}"
         yield CHECK.result(tuple(own), Status.fail, reason)
         return set(own)
     return set(odd)

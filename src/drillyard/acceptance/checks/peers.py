@@ -56,7 +56,7 @@ def _judge_node(
     if not ranks:
         return
     if not any(each.on_gpu for each in ranks):
-        reason = f"{name}: its ranks have no accelerator"
+        reason = f"{name}: its ranks run on CPUs"
         yield _result(node, Status.skipped, reason)
         return
     wanted = evidence.processes_per_node * (evidence.processes_per_node - 1)

@@ -84,7 +84,7 @@ def _result(collective: str, conclusion: Conclusion, evidence: AcceptanceEvidenc
         f"{what} {'' if proven else '(not proven) '}{conclusion.reason}",
         metric=f"{collective} between pairs",
         expected=conclusion.kind,
-        action=_ACTIONS[conclusion.kind] if proven else "run accept again to tell",
+        action=_ACTIONS[conclusion.kind] if proven else "run accept again",
         culprits=conclusion.nodes if proven and conclusion.kind == "node" else (),
         evidence=tuple(pairs),
     )

@@ -3,7 +3,7 @@
 In data-parallel steps all ranks take the same time, since each waits for the slowest. What differs
 is the local time until a rank's own backward pass has ended: the straggler has the longest, and
 waits least. It is compared with the faster half of all ranks, over all blocks of steps of the
-training probe; without the one block that was worst for it, so that one accident names nobody.
+training probe; without the one block that was worst for it, so that one slow block blames no rank.
 """
 
 from __future__ import annotations

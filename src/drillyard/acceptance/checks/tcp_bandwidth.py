@@ -61,7 +61,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     threshold = _threshold(expected, found)
     if threshold is None:
         value, pair = min((value, pair) for pair, value in found.items())
-        why = "one pair alone, and neither a machine nor a baseline to compare it with"
+        why = "only one pair, and neither a machine nor a baseline to compare it with"
         yield _result(pair, Status.recorded, f"{_pair(evidence, pair)}: {why}", value, None)
         return
     bad = {pair: value for pair, value in found.items() if value < threshold.value}
@@ -84,7 +84,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
     for pair in blamed.links:
         if nodes and not set(nodes).isdisjoint(pair):
             continue
-        reason = f"{_pair(evidence, pair)} is slow, and nothing says which end it is"
+        reason = f"{_pair(evidence, pair)} is slow; which end is at fault is not known"
         yield _result(pair, Status.fail, reason, bad[pair], threshold)
     if good := sorted((value, pair) for pair, value in found.items() if pair not in bad):
         ranks = tuple(sorted({rank for _, pair in good for rank in pair}))
@@ -93,7 +93,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
 
 
 def _threshold(expected: Expected, found: dict[tuple[int, int], float]) -> Threshold | None:
-    """Of what there is the first: a share of a baseline, of the best pair, of the NICs."""
+    """A share of the baseline, else of the best pair, else of the NICs."""
     bound = None
     if expected.machine is not None and expected.machine.host_nics.count:
         nics = expected.machine.host_nics
@@ -125,7 +125,7 @@ def shapers_of(evidence: AcceptanceEvidence, rank: int) -> list[str]:
 
 
 def _shaped(evidence: AcceptanceEvidence, bad: dict[tuple[int, int], float]) -> tuple[int, ...]:
-    """Where pairs alone do not tell: the only end of a slow pair with a rate limit of its own."""
+    """Where pairs do not tell: the end of a slow pair that has a rate limit, if only one has."""
     found: set[int] = set()
     for pair in bad:
         limited = [rank for rank in pair if shapers_of(evidence, rank)]

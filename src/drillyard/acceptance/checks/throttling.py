@@ -24,7 +24,7 @@ _REASONS = {
         "end sync boost (nvidia-smi boost-slider)",
     ),
 }
-"""Idle, the power cap of full load and set clocks are no faults: Azure/azurehpc-health-checks."""
+"""Not faults: idle, the power cap under full load, set clocks. Azure/azurehpc-health-checks."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:

@@ -35,7 +35,7 @@ _NAMES = {
 """The names of a stack's row, and those under which nodes show them. Others are requirements of
 Kubernetes, which the launch checks."""
 _FOR = re.compile(r"(\S+)(?: for (\S+))?")
-_ABSENT = "not there"
+_ABSENT = "missing"
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
@@ -162,8 +162,8 @@ CHECK = Check(
     measures="versions of kernel, driver, CUDA, NCCL, network plugin, firmware, and services",
     how="files, packages and tools of each node",
     evidence="what each node shows",
-    references="the network stack's row (versions, requires, coupled_versions); for all else most"
-    " of the nodes. A difference that the row does not fix warns",
+    references="the network stack's row (versions, requires, coupled_versions); for all else what"
+    " most nodes have. A difference that the row does not fix warns",
     meaning="nodes were set up at different times; a job may hang or run slowly",
     action="install on the odd node what the others have",
     judge=judge,

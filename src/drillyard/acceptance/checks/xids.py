@@ -23,7 +23,7 @@ _FATAL_SWITCH = "drain and restart the node; if it comes back, have the NVSwitch
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
-    """One result per GPU and number, and one per node without a number that asks for work on it."""
+    """One result per GPU and number, and one per node that passes."""
     addresses = {
         node.rank: {gpu.bus_id: gpu.index for gpu in node.table.gpus} if node.table else {}
         for node in gpus_of(evidence)
@@ -33,7 +33,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         log = log_of(seen)
         if isinstance(log, str):
             if not has_gpus(expected) and not addresses.get(rank):
-                why = f"{name}: has no GPUs that are known of"
+                why = f"{name}: has no known GPUs"
                 yield node_result(CHECK, rank, Status.skipped, why)
             else:
                 yield unreadable_log(CHECK, rank, name, log)
@@ -66,7 +66,7 @@ def _judge_node(
             row = find_xid(number)
             if row is None:
                 clean = False
-                reason = f"{name}: {where}: Xid {number} {when}, which is not in the table of Xids"
+                reason = f"{name}: {where}: Xid {number} {when}, an unknown Xid"
                 remedy = "look the number up in NVIDIA's Xid catalog"
                 yield node_result(CHECK, rank, Status.incomplete, reason, action=remedy, **common)
                 continue
@@ -79,7 +79,7 @@ def _judge_node(
             CHECK,
             rank,
             Status.fail if blamed else Status.recorded,
-            text if blamed else f"{text}: no fault of the node",
+            text if blamed else f"{text}: not the node's fault",
             action=f"{action}: {remedy}",
             **common,
         )

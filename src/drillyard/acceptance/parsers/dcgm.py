@@ -82,7 +82,7 @@ class DcgmResult:
 
     @property
     def severity(self) -> DcgmSeverity | None:
-        """The worst of its warnings: of those that need somebody the one that needs most."""
+        """The worst of its warnings; those that need an action come first."""
         order = [
             DcgmSeverity.ISOLATE,
             DcgmSeverity.TRIAGE,
@@ -134,10 +134,10 @@ def parse_dcgm(text: str) -> DcgmReport:
         raise NotThisOutput(
             f"is of DCGM {version}; under '{root}' only {_ROOTS[root]} is known"
             if major in _ROOTS.values()
-            else f"is of DCGM {version}, which is not known"
+            else f"is of DCGM {version}, an unknown version"
         )
     if version is None and _ROOTS[root] != 3:
-        raise NotThisOutput("does not say of which version of DCGM it is")
+        raise NotThisOutput("does not state its version of DCGM")
     for place in (body, document):
         if error := place.get("runtime_error") or place.get("error"):
             raise NotThisOutput(f"reports an error of DCGM: {str(error)[:200]}")
@@ -146,7 +146,7 @@ def parse_dcgm(text: str) -> DcgmReport:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotThisOutput(f"lacks or misplaces a field ({error})") from None
     if not results:
-        raise NotThisOutput("has no test")
+        raise NotThisOutput("has no tests")
     return DcgmReport(version, results)
 
 
@@ -166,7 +166,7 @@ def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:
         for key in ("version", "DCGM Version", "dcgm_version"):
             if (found := place.get(key)) is not None:
                 if not re.match(r"[0-9]{1,6}\.[0-9]", str(found)):
-                    raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', which is not known")
+                    raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', an unknown version")
                 return str(found)
     return None
 

@@ -1,7 +1,7 @@
 """Lines of the kernel log: errors of GPUs and NVSwitches (Xids, SXids), and the host's own faults.
 
 A rule matches what the kernel writes for an event, not words: "no Xid errors found" and "ECC
-uncorrectable errors: 0" are no events.
+uncorrectable errors: 0" do not match.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
     if len(words) > 2 and _TIMESTAMP.fullmatch(words[-2]):
         words = words[:-2]
     if any(_E_NOTATION.fullmatch(word) for word in words):
-        return "a number in e-notation has too few digits to be checked"
+        return "a number in e-notation has too few digits to check"
     size, count, kind, *rest = words
     middle, figures = rest[:-8], rest[-8:]
     root: int | None = None
@@ -260,7 +260,7 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
         return "a row has another number of columns"
     timings = [_timing(figures[:4]), _timing(figures[4:])]
     if timings[0] is None or timings[1] is None or len(size) > 18 or len(count) > 18:
-        return "a row has something else than numbers"
+        return "a row has a value that is not a number as nccl-tests prints it"
     operation = middle[0] if middle else ""
     return TableRow(int(size), int(count), kind, operation, root, timings[0], timings[1])
 

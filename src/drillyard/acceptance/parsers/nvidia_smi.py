@@ -1,9 +1,9 @@
 """What nvidia-smi prints of GPUs, parsed: `-q -x`, `-q`, `--query-gpu ... --format=csv`, `-L`.
 
 Each form becomes the same table: per GPU a text for each key of `FIELDS`. A value is a number only
-where all of its text is one; what a driver does not tell (N/A), what it no longer tells and what is
-not in the output are kept apart, and none of them is zero. Names of fields: NVIDIA's own help
-(`nvidia-smi --help-query-gpu`) and the documents nvsmi_device_v11.dtd to v13.dtd.
+where all of its text is one; N/A, a field that the driver no longer has and a field that is
+missing in the output are kept apart, and none of them counts as zero. Names of fields: NVIDIA's own
+help (`nvidia-smi --help-query-gpu`) and the documents nvsmi_device_v11.dtd to v13.dtd.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuTable:
-    """The GPUs of a node. `form`: xml, text, csv or list. `is_part`: a form in which somebody chose
-    the fields, so that a missing one says nothing."""
+    """The GPUs of a node. `form`: xml, text, csv or list. `is_part`: a form of which fields
+    are chosen, so that a missing one is not a fault."""
 
     form: str
     gpus: tuple[Gpu, ...]
@@ -135,7 +135,7 @@ def parse_xml(text: str) -> GpuTable:
     if "<!ENTITY" in text:
         raise NotThisOutput("has XML entities, which nvidia-smi does not print")
     try:
-        # Complaints may stand before the document.
+        # Warnings may come before the document.
         start = max(
             0, min(text.find(each) for each in ("<?xml", "<nvidia_smi_log") if each in text)
         )
@@ -232,8 +232,8 @@ def parse_text(text: str) -> GpuTable:
 
 
 def parse_csv(text: str) -> GpuTable:
-    """`nvidia-smi --query-gpu=... --format=csv`, with its header: without one nothing says what a
-    column is."""
+    """`nvidia-smi --query-gpu=... --format=csv`, with its header: without one the columns
+    are unknown."""
     rows = [
         [cell.strip() for cell in row]
         for row in csv.reader(text.strip().splitlines(), skipinitialspace=True)

@@ -180,13 +180,13 @@ def test_faults_in_the_text_form(module: Any, change: dict[str, str], value: obj
 
 
 @pytest.mark.parametrize("value", ["N/A", "", "many", "-", "1 or 2", "0x0", "nan"])
-def test_a_counter_that_is_no_number_is_no_pass(value: str) -> None:
+def test_a_counter_that_is_not_a_number_does_not_pass(value: str) -> None:
     assert status(ecc.CHECK, smi_text(8, secded=value)) is Status.incomplete
     xml = smi_xml(8, {2: {"volatile_dram": value}})
     assert status(ecc.CHECK, xml) is Status.incomplete
 
 
-def test_ecc_that_is_off_is_no_pass() -> None:
+def test_ecc_that_is_off_does_not_pass() -> None:
     off = {"current_ecc": "Disabled", "volatile_sram": "N/A", "volatile_dram": "N/A"}
     text = smi_xml(8, dict.fromkeys(range(8), off))
     assert status(ecc.CHECK, text) is Status.incomplete
@@ -213,7 +213,7 @@ def test_a_csv_says_what_its_columns_are() -> None:
         smi_csv()[:-30],
     ],
 )
-def test_shifted_columns_are_no_pass(text: str) -> None:
+def test_shifted_columns_does_not_pass(text: str) -> None:
     for module in (accelerator_count, ecc, pcie_link):
         assert status(module.CHECK, text) is Status.incomplete
 
@@ -279,7 +279,7 @@ def test_a_foreign_program_is_named() -> None:
     assert result.status is Status.fail and "python (99)" in result.reason
 
 
-def test_a_gpu_of_an_unknown_name_is_no_pass() -> None:
+def test_a_gpu_of_an_unknown_name_does_not_pass() -> None:
     text = smi_xml(8, name="NVIDIA H100 Special")
     assert status(accelerator_model.CHECK, text) is Status.incomplete
 
@@ -296,7 +296,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("module", NEEDED)
-def test_what_is_left_out_is_no_pass(module: Any) -> None:
+def test_what_is_left_out_does_not_pass(module: Any) -> None:
     text = smi_xml(8, leave_out=NEEDED[module])
     if module is remapped_rows:
         text = text.replace("<pending_retirement>N/A</pending_retirement>", "")
