@@ -18,6 +18,7 @@ from markupsafe import Markup
 from drillyard import formatting
 from drillyard.acceptance.acceptance_document import AcceptanceDocument, ResultEntry
 from drillyard.acceptance.document_text import figure_text, results_table, threshold_text
+from drillyard.control_characters import clean
 from drillyard.reporting.bandwidth_curve import BandwidthCurve, bandwidth_curve
 from drillyard.reporting.content import Tile
 from drillyard.reporting.heat_map import HeatMap, heat_map
@@ -78,7 +79,7 @@ def render_acceptance(document: AcceptanceDocument, title: str) -> str:
         .get_template("acceptance.html")
         .render(
             d=document,
-            title=title,
+            title=clean(title),
             version=__version__,
             style_sheet=Markup(asset("report.css") + asset("acceptance.css")),
             level=LEVELS[document.verdict],

@@ -3,6 +3,7 @@ systems."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
@@ -11,6 +12,8 @@ from drillyard.acceptance.acceptance_document import AcceptanceDocument, ResultE
 from drillyard.control_characters import clean
 
 _EVIDENCE_LINES = 12
+_NOT_IN_XML = re.compile("[\ufffe\uffff]")
+"""What `clean` leaves: Char in XML 1.0, 2.2."""
 _ORDER = ("fail", "incomplete", "warn", "pass", "recorded", "skipped")
 
 
@@ -135,4 +138,4 @@ def junit_xml(document: AcceptanceDocument, title: str) -> str:
 
 def _xml_text(text: str) -> str:
     """Text that XML 1.0 can hold."""
-    return clean(text).replace("\x00", "")
+    return _NOT_IN_XML.sub("\ufffd", clean(text))

@@ -23,6 +23,7 @@ from drillyard.acceptance.judgement import Outcome, judge
 from drillyard.acceptance.parsers import dcgm, kernel_log, nvidia_smi
 from drillyard.acceptance.parsers.collective_table import CollectiveTable
 from drillyard.acceptance.parsers.recorded_tables import parse_tables
+from drillyard.control_characters import clean
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_bytes
 from drillyard.hardware import load_catalog
@@ -54,13 +55,17 @@ def recorded_evidence(
         tables = parse_tables(content.lstrip().lstrip(b"{") if is_dcgm else content)
         for same in _repeats(tables):
             table = tables[same[0]]
-            observations.append(_of_table(str(path), content, same, table, num_nodes, gpus, names))
+            observations.append(
+                _of_table(clean(str(path)), content, same, table, num_nodes, gpus, names)
+            )
         for seen in others:
             observations.append(_of_other(path, seen, places, names))
         if not tables and not others:
             what = "is not output that is judged here" if text.strip() else "is empty"
             observations.append(
-                Observation(probe="file", scope="node", nodes=(), error=what, source=str(path))
+                Observation(
+                    probe="file", scope="node", nodes=(), error=what, source=clean(str(path))
+                )
             )
     return AcceptanceEvidence(
         recorded=True,
@@ -136,7 +141,8 @@ class _Places:
         self._seen[path.parent, kind] += 1
         if not self._several:
             return f"node {number}"
-        return str(path.parent) if number == 0 else f"{path.parent} ({number + 1})"
+        place = clean(str(path.parent))
+        return place if number == 0 else f"{place} ({number + 1})"
 
 
 def _of_other(path: Path, seen: Observation, places: _Places, names: list[str]) -> Observation:
@@ -144,7 +150,7 @@ def _of_other(path: Path, seen: Observation, places: _Places, names: list[str]) 
     tools = (seen.values or {}).get("tools")
     kind = f"{seen.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
     rank = _rank_of(places.name(path, kind), names)
-    return seen.model_copy(update={"nodes": (rank,), "source": str(path)})
+    return seen.model_copy(update={"nodes": (rank,), "source": clean(str(path))})
 
 
 def _unnamed(count: int) -> tuple[str, ...]:

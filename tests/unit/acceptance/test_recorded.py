@@ -4,6 +4,8 @@ passes."""
 from __future__ import annotations
 
 import json
+import os
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -113,6 +115,20 @@ def test_what_windows_wrote_is_read(encoding, end, tmp_path):
     path = tmp_path / "output.txt"
     path.write_bytes(GOOD.replace("\n", end).encode(encoding))
     assert run("--from", path, "--machine", "a4-highgpu-8g").exit_code == 0
+
+
+def test_a_name_that_is_not_utf_8_is_written_as_an_escape(tmp_path):
+    for name in (b"good\xff.txt", b"other\xff/odd.txt"):
+        path = tmp_path / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(GOOD if b"good" in name else XID)
+    output, rows = tmp_path / "out" / "acceptance.json", tmp_path / "rows.yaml"
+    words = [word for path in sorted(tmp_path.rglob("*.txt")) for word in ("--from", path)]
+    found = run(*words, "--machine", "a4-highgpu-8g", "--output", output, "--write-hardware", rows)
+    assert found.exit_code == 1, found.exception
+    for text in (output.read_text(), output.with_suffix(".html").read_text(), rows.read_text()):
+        assert "udcff" in text
+    ElementTree.parse(output.with_suffix(".xml"))
 
 
 @pytest.mark.parametrize("machine", [None, "a3-ultragpu-8g"])
