@@ -107,6 +107,9 @@ def test_a_log_of_another_program_is_not_a_kernel_log(stamp, tmp_path):
     """It has none of the kernel's errors, which would pass."""
     text = "".join(f"{stamp} step {number}: loss 2.1\n" for number in range(9))
     assert outcome(tmp_path, text).verdict is Status.incomplete
+    application = XID.replace(": 79,", ": 31,")
+    assert outcome(tmp_path, application).verdict is Status.passed
+    assert outcome(tmp_path, text + application).verdict is Status.incomplete
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])

@@ -24,7 +24,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 why = f"{name}: the kernel log cannot be read ({log}), and no machine is named"
                 yield node_result(CHECK, rank, Status.skipped, why)
             else:
-                yield unreadable_log(CHECK, rank, name, log)
+                yield unreadable_log(CHECK, rank, name, log, recorded=evidence.recorded)
             continue
         clean = True
         now = seconds_of(log, "uptime")

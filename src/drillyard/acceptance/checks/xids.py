@@ -36,7 +36,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 why = f"{name}: has no known GPUs"
                 yield node_result(CHECK, rank, Status.skipped, why)
             else:
-                yield unreadable_log(CHECK, rank, name, log)
+                yield unreadable_log(CHECK, rank, name, log, recorded=evidence.recorded)
             continue
         yield from _judge_node(rank, name, log, addresses.get(rank, {}), expected)
 

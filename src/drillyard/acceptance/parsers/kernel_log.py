@@ -189,26 +189,28 @@ def host_events(
 
 
 def recognise(text: str) -> Observation | None:
-    """The kernel log in a text, as dmesg or journalctl print it, or errors of GPUs between other
-    lines; None: it is something else."""
+    """The kernel log in a text, as dmesg or journalctl print it; with an error where its lines are
+    between others, which may hide some. None: it is something else."""
     lines = text.splitlines()
     parsed = parsed_lines(lines)
     first_lines = lines[:200]
     stamped = sum(
         bool(_PRINTED_STAMP.fullmatch(line) or _DATED.fullmatch(line)) for line in first_lines
     )
-    is_log = stamped and 2 * stamped >= len(first_lines)
-    if not is_log and not any(xid_events(parsed)):
-        return None
-    first = next((line.second for line in parsed if line.second is not None), None)
+    event = next(xid_events(parsed), None)
+    error = None
+    if not stamped or 2 * stamped < len(first_lines):
+        if event is None:
+            return None
+        error = f"it is between other lines: {event.text[:160]}"
     log = {
         "source": "the file",
         "lines": lines,
         "total_lines": len(lines),
-        "first_second": first,
+        "first_second": next((line.second for line in parsed if line.second is not None), None),
         "uptime": max((line.second or 0.0 for line in parsed), default=None),
     }
-    return Observation(probe="kernel_log", scope="node", nodes=(0,), values=log)
+    return Observation(probe="kernel_log", scope="node", nodes=(0,), values=log, error=error)
 
 
 def _answered_later(line: KernelLine, after: list[KernelLine]) -> bool:
