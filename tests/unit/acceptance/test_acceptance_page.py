@@ -152,6 +152,23 @@ def test_the_worst_cell_is_darkest_whichever_way_is_better() -> None:
     assert (lower["n0", "n2"], lower["n0", "n1"]) == (1.0, 0.0)
 
 
+def test_nodes_of_one_name_are_different_nodes() -> None:
+    values = [[None, 1.0, 2.0], [1.0, None, 3.0], [2.0, 3.0, None]]
+    drawn = heat_map("m", "t", "GB/s", ["a", "a", "b"], values, higher_is_better=True)
+    assert drawn is not None
+    assert [cell.value for cell in drawn.cells] == [1.0, 2.0, 1.0, 3.0, 2.0, 3.0]
+
+
+def test_a_value_in_one_direction_only_is_in_range_and_in_the_table() -> None:
+    values = [[None, None, 2.0], [9.0, None, 3.0], [5.0, 3.0, None]]
+    drawn = heat_map("m", "t", "s", ["a", "b", "c"], values, higher_is_better=False)
+    assert drawn is not None
+    cells = {(cell.row, cell.column): cell.shade for cell in drawn.cells}
+    assert cells["b", "a"] == 1.0 and cells["a", "b"] is None
+    assert all(shade is None or 0 <= shade <= 1 for shade in cells.values())
+    assert [row[:2] for row in drawn.table.rows] == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
 def test_a_map_of_many_nodes_shows_the_worst() -> None:
     nodes = MOST_NODES + 30
     values = [
