@@ -32,8 +32,8 @@ _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
 _LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
 _LISTED_FIRST = re.compile(r"\s*GPU \d+: .* \(UUID: ")
 _OUTPUT_OF = {
-    "links": re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", re.MULTILINE),
-    "link_errors": re.compile(r"^\s+Link \d+: .*Errors: ", re.MULTILINE),
+    "links": re.compile(r"^[ \t]+Link \d+: (?:[\d.]+ GB/s|<?inactive)", re.MULTILINE),
+    "link_errors": re.compile(r"^[ \t]+Link \d+: .*Errors: ", re.MULTILINE),
     "topology": re.compile(r"^(?:\x1b\[\S*m)?[ \t]*GPU0\s.*CPU Affinity", re.MULTILINE),
 }
 _TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")

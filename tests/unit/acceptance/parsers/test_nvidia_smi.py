@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -231,6 +232,12 @@ def test_texts_of_other_tools_are_not_recognised() -> None:
     tools = [recorded(text).values for text in (smi_links(2), smi_topology(2), smi_csv(2))]
     names = [next(iter(values["tools"])) for values in tools if values]
     assert names == ["links", "topology", "query"]
+
+
+def test_blank_lines_cost_no_more_than_their_number() -> None:
+    begin = time.process_time()
+    assert recognise("x" + "\n" * 200_000 + "y") is None
+    assert time.process_time() - begin < 5
 
 
 def test_older_names_of_drivers() -> None:
