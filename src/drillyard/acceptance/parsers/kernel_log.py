@@ -21,6 +21,7 @@ MOST_LINK_FLAPS = 5
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
 _STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+LONGEST_LINE = 4096
 _PRINTED_STAMP = re.compile(r"(?:<\d+>)?\[[ \d]{5,12}\.\d{6}\].*")
 """As dmesg and journalctl print it: `[%5lu.%06lu]`. `[0] text` is another program's."""
 _DATED = re.compile(
@@ -191,7 +192,7 @@ def host_events(
 def recognise(text: str) -> Observation | None:
     """The kernel log in a text, as dmesg or journalctl print it; with an error where its lines are
     between others, which may hide some. None: it is something else."""
-    lines = text.splitlines()
+    lines = [line[:LONGEST_LINE] for line in text.splitlines()]
     parsed = parsed_lines(lines)
     first_lines = lines[:200]
     stamped = sum(

@@ -36,7 +36,7 @@ _OUTPUT_OF = {
     "link_errors": re.compile(r"^[ \t]+Link \d+: .*Errors: ", re.MULTILINE),
     "topology": re.compile(r"^(?:\x1b\[\S*m)?[ \t]*GPU0\s.*CPU Affinity", re.MULTILINE),
 }
-_TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
+_TEXT_HEADER = re.compile(r"=\s{0,9}NVSMI LOG\s{0,9}=")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
 
 
@@ -299,7 +299,7 @@ def _tools_of(text: str) -> Iterator[str]:
 
 def _without_unit(column: str) -> str:
     """`memory.total [MiB]` -> `memory.total`."""
-    return re.sub(r"\s*\[[^\]]*\]$", "", column.strip())
+    return re.sub(r"\s*\[[^\]]*\]$", "", column.strip()[:200])
 
 
 def _texts(
