@@ -81,6 +81,11 @@ class DcgmResult:
     warnings: tuple[DcgmWarning, ...]
 
     @property
+    def good(self) -> bool:
+        """It passed or was skipped, without a warning."""
+        return self.status in ("pass", "skip") and not self.warnings
+
+    @property
     def severity(self) -> DcgmSeverity | None:
         """The worst of its warnings; those that need an action come first."""
         order = [
@@ -173,14 +178,28 @@ def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:
 
 def _results(categories: list[Any]) -> Iterator[DcgmResult]:
     for category in categories:
-        for test in category["tests"]:
-            # DCGM 3.0 writes null between tests.
-            for result in test["results"] if test is not None else ():
-                warnings = tuple(_warning(each) for each in _list(result.get("warnings")))
-                word = str(result["status"])
-                status = _STATUSES.get(" ".join(word.lower().split()), word)
-                for gpu, entity in _entities(result):
-                    yield DcgmResult(str(test["name"]), gpu, entity, status, warnings)
+        # DCGM 3.0 writes null between tests.
+        for test in filter(None, category["tests"]):
+            name = str(test["name"])
+            found = [
+                DcgmResult(name, gpu, entity, *_judged(result))
+                for result in test["results"]
+                for gpu, entity in _entities(result)
+            ]
+            yield from found
+            # What is wrong with the whole test, and with none of its GPUs.
+            whole = DcgmResult(name, None, "the node", *_judged(test.get("test_summary")))
+            if not whole.good and all(each.good for each in found):
+                yield whole
+
+
+def _judged(result: dict[str, Any] | None) -> tuple[str, tuple[DcgmWarning, ...]]:
+    """Status and warnings; DCGM 3 has no summary of a test."""
+    if result is None:
+        return "pass", ()
+    word = str(result["status"])
+    status = _STATUSES.get(" ".join(word.lower().split()), word)
+    return status, tuple(_warning(each) for each in _list(result.get("warnings")))
 
 
 def _entities(result: dict[str, Any]) -> Iterator[tuple[int | None, str]]:

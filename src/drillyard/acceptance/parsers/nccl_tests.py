@@ -31,8 +31,10 @@ LONGEST_LINE: Final = 4096
 _MOST_PROBLEMS: Final = 20
 
 _NUMBER: Final = re.compile(r"(?:0|[1-9]\d{0,17})(?:\.\d+)?")
-_MOST_DECIMALS: Final = 2
-"""Of a number in a row: getFloatStr."""
+_TWO_DECIMALS_BELOW: Final = {"time": 100.0, "algbw": 1000.0, "busbw": 1000.0}
+_ONE_DECIMAL_BELOW: Final = 10_000.0
+"""Numbers of a row below these have two decimals and one, in every version, and none more than two:
+getFloatStr, and before it `%7.2f`, `%7.1f` and `%7.0f` of times and `%6.2f` of bandwidths."""
 _E_NOTATION: Final = re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d+")
 _ROW_START: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*(?:\s|$)")
 _RANK: Final = re.compile(
@@ -266,7 +268,8 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
 
 
 def _timing(words: Sequence[str]) -> PrintedTiming | None:
-    numbers = [_printed(word, _MOST_DECIMALS) for word in words[:3]]
+    figures = zip(_TWO_DECIMALS_BELOW.values(), words[:3], strict=True)
+    numbers = [_row_number(word, below) for below, word in figures]
     wrong = words[3]
     if None in numbers or not (wrong == "N/A" or re.fullmatch(r"\d{1,18}", wrong)):
         return None
@@ -274,10 +277,19 @@ def _timing(words: Sequence[str]) -> PrintedTiming | None:
     return PrintedTiming(time, alg, bus, None if wrong == "N/A" else int(wrong))
 
 
-def _printed(word: str, most_decimals: int = 18) -> PrintedNumber | None:
+def _row_number(word: str, two_decimals_below: float) -> PrintedNumber | None:
+    """A number of a row; None where a digit is missing or was added."""
+    number, decimals = _printed(word), len(word.partition(".")[2])
+    if number is None:
+        return None
+    least = 2 if number.value < two_decimals_below else int(number.value < _ONE_DECIMAL_BELOW)
+    return number if least <= decimals <= 2 else None
+
+
+def _printed(word: str) -> PrintedNumber | None:
     """A number with the precision of its digits."""
     decimals = len(word.partition(".")[2])
-    if decimals > most_decimals or _NUMBER.fullmatch(word) is None:
+    if len(word) > 24 or _NUMBER.fullmatch(word) is None:
         return None
     return PrintedNumber(float(word), 0.5 * 10.0**-decimals)
 

@@ -58,6 +58,23 @@ def test_a_pass_beside_a_warning_without_severity_does_not_pass() -> None:
     assert status_of(json.dumps(document)) is Status.incomplete
 
 
+@pytest.mark.parametrize(
+    ("summary", "status"),
+    [
+        ({"status": "Fail"}, Status.fail),
+        ({"status": "Warn"}, Status.warn),
+        ({"status": "Odd"}, Status.incomplete),
+        ({"status": "Pass", "warnings": [{"warning": "w", "error_severity": 2}]}, Status.fail),
+        ({"status": "Pass"}, Status.passed),
+        ({"status": "Skip"}, Status.passed),
+    ],
+)
+def test_a_test_that_fails_on_no_gpu_fails_by_its_summary(
+    summary: dict[str, Any], status: Status
+) -> None:
+    assert status_of(dcgm_4(summary=summary)) is status
+
+
 def test_several_gpus_in_one_result_of_an_early_dcgm_3() -> None:
     text = json.dumps({
         "DCGM GPU Diagnostic": {

@@ -93,6 +93,7 @@ BAD = {
     "shifted": GOOD.replace("float    none      -1    21395", "float    none    21395   401.49"),
     "no header": GOOD.replace(samples.NAMES + "\n", ""),
     "more digits than are printed": GOOD.replace("376.40 ", "376.402"),
+    "fewer digits than are printed": GOOD.replace("0.02    0.02", "0.02    0.0 ", 1),
     "a zero before a number": GOOD.replace(" 376.40", "0376.40"),
     "size 0": GOOD.replace(
         LINES[ROWS[0]],
