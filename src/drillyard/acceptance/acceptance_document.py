@@ -74,7 +74,7 @@ class ResultEntry(DocumentPart):
     interval: list[Number] | None = Field(description="Least and greatest of the repeats.")
     unit: str
     threshold: ThresholdEntry | None
-    expected: str = Field(description="What is expected, in words, where no number is.")
+    expected: str = Field(description="What is expected, in words, where there is no threshold.")
     action: str = Field(description="What to do.")
     culprits: list[str] = Field(description="Nodes that this result proves to be at fault.")
     evidence: list[str]
