@@ -60,6 +60,12 @@ def test_the_text_names_the_node_what_it_did_and_what_to_do() -> None:
     assert len(as_text(document(), every=True).splitlines()) == len(lines) + 3
 
 
+def test_a_remedy_of_results_that_blame_no_node_is_said_once() -> None:
+    failed = [result("fail", action="a remedy", reason=f"r{number}") for number in range(3)]
+    text = as_text(document(results=failed, culprits=[]))
+    assert text.count("a remedy") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "figure", "threshold"),
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from xml.etree import ElementTree
@@ -183,8 +183,35 @@ def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
 
 def parse_text(text: str) -> GpuTable:
     """`nvidia-smi -q`, also with `-d`, which chooses sections."""
-    header: dict[str, str] = {}
-    gpus: list[tuple[dict[str, str], list[dict[str, str]]]] = []
+    header, gpus = _text_values(text)
+    _require_count(header.get("Attached GPUs"), len(gpus))
+    parsed = [
+        Gpu(
+            at,
+            {
+                **_texts(lambda each: each.text, _with_groups(values.get)),
+                "bus_id": values["bus_id"],
+            },
+            # "Processes : None", or entries below it.
+            _text_processes(listed) if listed or values.get("Processes") == "None" else None,
+        )
+        for at, (values, listed) in enumerate(gpus)
+    ]
+    whole = any("name" in gpu for gpu in parsed)
+    if whole and not all(gpu.processes is not None for gpu in parsed):
+        raise NotThisOutput("ends before the processes of its last GPU")
+    facts = {"driver": header.get("Driver Version", ""), "cuda": header.get("CUDA Version", "")}
+    return GpuTable("text", tuple(parsed), not whole, {k: v for k, v in facts.items() if v})
+
+
+_Values = dict[str, str]
+
+
+def _text_values(text: str) -> tuple[_Values, list[tuple[_Values, list[_Values]]]]:
+    """Values of the header by title; and of each GPU: by titles joined by /, as the indents nest
+    them, and those of each of its processes."""
+    header: _Values = {}
+    gpus: list[tuple[_Values, list[_Values]]] = []
     path: list[tuple[int, str]] = []
     for line in text.splitlines():
         if found := _TEXT_GPU.fullmatch(line):
@@ -197,38 +224,27 @@ def parse_text(text: str) -> GpuTable:
             name = line.strip()[:-1].strip()
         if not name:
             continue
-        indent = len(line) - len(line.lstrip())
-        path = [(at, title) for at, title in path if at < indent]
         if not gpus:
             header.setdefault(name, value)
             continue
+        indent = len(line) - len(line.lstrip())
+        path = [(at, title) for at, title in path if at < indent]
         where = "/".join([*(title for _, title in path), name])
-        if where.startswith("Processes/") and where.endswith("Process ID"):
-            gpus[-1][1].append({})
-        if gpus[-1][1] and where.startswith("Processes/"):
-            gpus[-1][1][-1].setdefault(name, value)
+        values, processes = gpus[-1]
+        if where.startswith("Processes/"):
+            if where.endswith("Process ID"):
+                processes.append({})
+            if processes:
+                processes[-1].setdefault(name, value)
         if colon:
-            gpus[-1][0].setdefault(where, value)
+            values.setdefault(where, value)
         path.append((indent, name))
-    _require_count(header.get("Attached GPUs"), len(gpus))
-    parsed = []
-    for at, (values, listed) in enumerate(gpus):
-        texts = _texts(lambda each: each.text, _with_groups(values.get))
-        texts["bus_id"] = values["bus_id"]
-        processes = tuple(
-            GpuProcess(
-                *(each.get(name, "") for name in ("Process ID", "Name", "Type", "Used GPU Memory"))
-            )
-            for each in listed
-        )
-        # "Processes : None", or entries below it.
-        shown = bool(listed) or values.get("Processes") == "None"
-        parsed.append(Gpu(at, texts, processes if shown else None))
-    whole = any("name" in gpu for gpu in parsed)
-    if whole and not all(gpu.processes is not None for gpu in parsed):
-        raise NotThisOutput("ends before the processes of its last GPU")
-    facts = {"driver": header.get("Driver Version", ""), "cuda": header.get("CUDA Version", "")}
-    return GpuTable("text", tuple(parsed), not whole, {k: v for k, v in facts.items() if v})
+    return header, gpus
+
+
+def _text_processes(listed: Iterable[_Values]) -> tuple[GpuProcess, ...]:
+    names = ("Process ID", "Name", "Type", "Used GPU Memory")
+    return tuple(GpuProcess(*(each.get(name, "") for name in names)) for each in listed)
 
 
 def parse_csv(text: str) -> GpuTable:
