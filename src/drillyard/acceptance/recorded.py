@@ -25,7 +25,7 @@ from drillyard.acceptance.parsers.collective_table import CollectiveTable
 from drillyard.acceptance.parsers.recorded_tables import parse_tables
 from drillyard.control_characters import clean
 from drillyard.errors import UserError
-from drillyard.guarded_files import read_bytes
+from drillyard.guarded_files import open_input
 from drillyard.hardware import load_catalog
 from drillyard.launch.submission import load_cluster
 
@@ -78,10 +78,17 @@ def recorded_evidence(
 
 
 def _read(path: Path) -> bytes:
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; give each file in it by --from")
     try:
-        content = read_bytes(path, LARGEST_FILE)
+        with open_input(path) as file:
+            content = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_FILE:
+        raise UserError(
+            f"{path}: has more than {LARGEST_FILE >> 20} MiB; give the part with the tools' output"
+        )
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         # What PowerShell writes for `>`.
         return content.decode("utf-16", "replace").encode()

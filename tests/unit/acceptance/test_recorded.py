@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from drillyard.acceptance.check import Expected
 from drillyard.acceptance.judgement import judge
-from drillyard.acceptance.recorded import recorded_evidence
+from drillyard.acceptance.recorded import LARGEST_FILE, recorded_evidence
 from drillyard.acceptance.results import Status
 from drillyard.cli.main import app
 from drillyard.errors import UserError
@@ -118,6 +118,24 @@ def test_what_windows_wrote_is_read(encoding, end, tmp_path):
     path = tmp_path / "output.txt"
     path.write_bytes(GOOD.replace("\n", end).encode(encoding))
     assert run("--from", path, "--machine", "a4-highgpu-8g").exit_code == 0
+
+
+def test_the_output_of_a_command_of_the_shell_is_read(tmp_path):
+    reading, writing = os.pipe()
+    with open(writing, "wb") as pipe:
+        pipe.write(GOOD.encode())
+    assert run("--from", f"/dev/fd/{reading}", "--machine", "a4-highgpu-8g").exit_code == 0
+    os.close(reading)
+
+
+def test_a_directory_and_a_file_that_is_too_large_are_mistakes(tmp_path):
+    large = tmp_path / "large.log"
+    large.touch()
+    os.truncate(large, LARGEST_FILE + 1)
+    for path in (tmp_path, large):
+        found = run("--from", path, "--machine", "a4-highgpu-8g")
+        assert isinstance(found.exception, UserError)
+        assert "remove" not in str(found.exception)
 
 
 def test_a_name_that_is_not_utf_8_is_written_as_an_escape(tmp_path):
