@@ -244,6 +244,18 @@ def test_a_cut_or_a_changed_byte_never_passes_on_another_figure(tmp_path_factory
     assert found is None or found == pytest.approx(whole, abs=0.06)
 
 
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 2), (1, 2)])
+def test_swapped_columns_of_a_page_do_not_pass(first, second, tmp_path):
+    lines = PAGE.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("|") and " GB/s |" in line:
+            cells = line.strip("| ").split(" | ")
+            cells[first], cells[second] = cells[second], cells[first]
+            lines[number] = f"| {' | '.join(cells)} |"
+    assert lines != PAGE.splitlines()
+    assert passing(tmp_path, "\n".join(lines), "gpu-h100-sxm") is None
+
+
 def run(*words):
     return CliRunner().invoke(app, ["accept", *map(str, words)])
 
