@@ -178,7 +178,7 @@ def _result(result: CheckResult, evidence: AcceptanceEvidence) -> ResultEntry:
     observed = result.observed
     return ResultEntry(
         check=result.check,
-        title=titles.get(result.check, result.check),
+        title=titles.get(result.check, result.check.capitalize()),
         metric=result.metric,
         nodes=[evidence.name_of(rank) for rank in result.nodes],
         ranks=list(result.nodes),
