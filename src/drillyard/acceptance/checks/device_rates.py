@@ -137,7 +137,8 @@ def judge_rate(
         if passed:
             each, figures, limit = min(passed, key=lambda one: median(one[1]))
             status = Status.passed if limit is not None else Status.recorded
-            why = f"{name}: the slowest of {len(passed)} devices reaches {median(figures):.4g}"
+            which = f"the slowest of {len(passed)} devices" if len(passed) > 1 else "its device"
+            why = f"{name}: {which} reaches {median(figures):.4g}"
             yield _result(check, rate, each, figures, status, f"{why} {rate.unit}", limit)
 
 

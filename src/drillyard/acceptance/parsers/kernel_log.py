@@ -139,7 +139,7 @@ HOST_RULES: tuple[HostRule, ...] = (
     _rule(
         "out-of-memory",
         r"invoked oom-killer|(?:Memory cgroup out|Out) of memory: Killed process",
-        "a job used more memory than it may",
+        "a job exceeded its memory limit",
         "look at the job's memory",
         fault=False,
     ),
