@@ -39,6 +39,8 @@ class HostAnswer:
     """Reason why there is no result: no answer in time, no ssh here."""
     asked_at: float = 0.0
     answered_at: float = 0.0
+    is_reached: bool = False
+    """Whether there is no result although it answered: its login runs no command."""
 
     @property
     def stderr(self) -> str:
@@ -191,7 +193,8 @@ def _problems_for_run(facts: Mapping[str, Any], job: Job) -> Iterator[str]:
             yield f"{active}: wait for its end, or drillyard runs cancel {run['run']}"
 
 
-def _gpu_names(facts: Mapping[str, Any]) -> str:
+def gpu_names(facts: Mapping[str, Any]) -> str:
+    """How many GPUs of which names a host has."""
     names = sorted(Counter(facts.get("gpu_models") or []).items())
     return (
         ", ".join(f"{count} x {name}" for name, count in names)
@@ -200,7 +203,7 @@ def _gpu_names(facts: Mapping[str, Any]) -> str:
 
 
 _COMPARED: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any], str], ...] = (
-    ("gpus", "GPUs", _gpu_names, "a run needs the same on all"),
+    ("gpus", "GPUs", gpu_names, "a run needs the same on all"),
     ("image", "image", lambda facts: (facts.get("image") or {}).get("id"), "pull the same on all"),
     (
         "user",
@@ -209,8 +212,8 @@ _COMPARED: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any], str], ...] 
         "the agents of a run must be one user's, or they cannot read its directory",
     ),
 )
-"""Facts that the hosts must have in common: their check and title, how they are found in a host's facts, and
-what to do."""
+"""Facts that the hosts must have in common: their check and title, how they are found in a host's
+facts, and what to do."""
 
 
 def clock_problems(
@@ -243,12 +246,17 @@ def clock_problems(
             yield HostProblem(host, "clocks", text)
 
 
-def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
-    """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
-    unseen = (
+def unshared_text(directory: str, head: str) -> str:
+    """What is wrong where a host does not see what the head host wrote, and what to do."""
+    return (
         f"{directory} is not the directory that {head} sees under that path: put `output` or"
         " storage.directory on storage that all hosts mount at the same path"
     )
+
+
+def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
+    """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
+    unseen = unshared_text(directory, head)
     return problem_lines(
         (answer.host, no_answer_reason(answer) if facts is None else unseen)
         for answer in answers
