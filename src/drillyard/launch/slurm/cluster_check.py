@@ -56,7 +56,7 @@ from drillyard.launch.slurm.partition_check import (
     sorted_nodes,
     state_findings,
 )
-from drillyard.launch.slurm.rules import options_in
+from drillyard.launch.slurm.rules import gpus_of_gres, options_in
 from drillyard.programs import Host, Programs, archive, shown_text
 from drillyard.programs import Result as ProgramResult
 
@@ -242,7 +242,8 @@ class _Look:
         yield from node_findings(self._request, looked, image_has_python=with_image)
 
     def _short_of_gpus(self, nodes: Sequence[SlurmNode]) -> dict[str, str]:
-        needed = accelerators_of(self._request)
+        asked = gpus_of_gres(self._slurm.gres) if self._slurm.gres else None
+        needed = asked or accelerators_of(self._request)
         return short_of_gpus(nodes, needed, self._request.cluster.nodes) if needed else {}
 
     def _ask(self, nodes: Sequence[str], hardware: Mapping[str, NodeHardware]) -> Iterator[Finding]:
