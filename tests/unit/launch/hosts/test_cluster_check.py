@@ -175,7 +175,9 @@ def test_storage_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert check.exit_code == 1 and not hidden.exists()
 
 
-def told(count: int = 3, asked: LaunchRequest | None = None, **changes: Any) -> list[Finding]:
+def findings_of(
+    count: int = 3, asked: LaunchRequest | None = None, **changes: Any
+) -> list[Finding]:
     """The findings of hosts a, b, ... with these facts; `b={...}` changes those of b."""
     facts = {
         host: {
@@ -204,52 +206,52 @@ def wrong(findings: list[Finding]) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_facts_of_hosts_that_lack_nothing() -> None:
-    assert wrong(told()) == [] and wrong(told(1)) == []
+    assert wrong(findings_of()) == [] and wrong(findings_of(1)) == []
 
 
 def test_hosts_that_see_another_directory_under_the_path() -> None:
     elsewhere = {"path": "/s", "error": None, "free_bytes": 1 << 40, "seen": False}
-    findings = told(b={"directory": elsewhere}, c={"directory": elsewhere})
+    findings = findings_of(b={"directory": elsewhere}, c={"directory": elsewhere})
     assert wrong(findings) == [("storage", "missing", ("b", "c"))]
     full = {"path": "/s", "error": None, "free_bytes": 5 << 20, "seen": True}
-    assert wrong(told(b={"directory": full})) == [("storage", "missing", ("b",))]
+    assert wrong(findings_of(b={"directory": full})) == [("storage", "missing", ("b",))]
 
 
 def test_a_first_host_that_cannot_write_accuses_no_other() -> None:
     error = {"path": "/s", "error": "Read-only file system", "free_bytes": None, "seen": None}
     unseen = {"path": "/s", "error": None, "free_bytes": 1 << 40, "seen": False}
-    findings = told(a={"directory": error}, b={"directory": unseen}, c={"directory": unseen})
+    findings = findings_of(a={"directory": error}, b={"directory": unseen}, c={"directory": unseen})
     assert wrong(findings) == [("storage", "missing", ("a",)), ("storage", "unknown", ())]
 
 
 def test_hosts_that_cannot_join_the_first() -> None:
     refused = {"meeting": {"joined": None, "error": "a: [Errno 111] Connection refused"}}
-    findings = told(b=refused, c=refused)
+    findings = findings_of(b=refused, c=refused)
     assert wrong(findings) == [("ports", "missing", ("b", "c"))]
     # Where the first did not listen, that is not the others' fault.
     taken = {"meeting": {"joined": None, "error": "ports 21000 to 21015 are all taken"}}
-    findings = told(a=taken, b=refused, c=refused)
+    findings = findings_of(a=taken, b=refused, c=refused)
     assert wrong(findings) == [("ports", "missing", ("a",)), ("ports", "unknown", ())]
-    assert wrong(told(a={"meeting": {}}, b=refused)) == [("ports", "unknown", ())]
+    assert wrong(findings_of(a={"meeting": {}}, b=refused)) == [("ports", "unknown", ())]
 
 
 def test_clocks_and_users_that_differ() -> None:
     late = {"clock": 1030.0, "clock_at_end": 1030.4}
-    assert wrong(told(c=late)) == [("clocks", "missing", ("c",))]
-    assert wrong(told(b={"user": 7})) == [("user", "missing", ("b",))]
+    assert wrong(findings_of(c=late)) == [("clocks", "missing", ("c",))]
+    assert wrong(findings_of(b={"user": 7})) == [("user", "missing", ("b",))]
 
 
 def test_a_python_without_drillyard_is_a_lack_only_where_the_config_names_it() -> None:
     bare = {"drillyard": {"python": "/p/bin/python", "version": None, "error": "No such file"}}
-    assert wrong(told(1, a=bare)) == [("drillyard", "note", ("a",))]
+    assert wrong(findings_of(1, a=bare)) == [("drillyard", "note", ("a",))]
     config = cluster(
         "ssh", None, 1, processes_per_node=1, ssh="{hosts: [a]}", python="/p/bin/python"
     )
-    assert wrong(told(1, request(config), a=bare)) == [("drillyard", "missing", ("a",))]
+    assert wrong(findings_of(1, request(config), a=bare)) == [("drillyard", "missing", ("a",))]
 
 
 def test_a_project_that_is_not_there_is_made_by_sync() -> None:
-    findings = told(b={"project": {"path": "/p", "is_there": False, "writable": False}})
+    findings = findings_of(b={"project": {"path": "/p", "is_there": False, "writable": False}})
     assert wrong(findings) == [("project", "note", ("b",))]
     assert "launch --sync" in next(each.text for each in findings if each.check == "project")
 
@@ -259,17 +261,17 @@ def test_a_project_that_is_not_there_is_made_by_sync() -> None:
 )
 def test_names_of_gpus(name: str, result: str) -> None:
     asked = request(cluster("ssh", "gpu-h100-sxm", nodes=1, ssh="{hosts: [a]}"))
-    findings = told(1, asked, a={"gpus": 8, "gpu_models": [name] * 8})
+    findings = findings_of(1, asked, a={"gpus": 8, "gpu_models": [name] * 8})
     (gpus,) = [each for each in findings if each.check == "gpus"]
     assert gpus.result == result
 
 
 def test_fewer_gpus_than_the_machine_has() -> None:
     asked = request(cluster("ssh", "gpu-h100-sxm", nodes=1, ssh="{hosts: [a]}"))
-    findings = told(1, asked, a={"gpus": 7, "gpu_models": [H100] * 7})
+    findings = findings_of(1, asked, a={"gpus": 7, "gpu_models": [H100] * 7})
     assert wrong(findings) == [("gpus", "missing", ("a",))]
     # Without a machine in the config nobody knows how many there should be.
-    assert wrong(told(1, a={"gpus": 7, "gpu_models": [H100] * 7})) == []
+    assert wrong(findings_of(1, a={"gpus": 7, "gpu_models": [H100] * 7})) == []
 
 
 def test_answers_of_many_nodes_in_one_stream() -> None:
