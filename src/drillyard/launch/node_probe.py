@@ -44,7 +44,7 @@ HOST_PROGRAMS = ("python3", "tar", "mktemp", "sha256sum", "cut", "id")
 """What a launch runs on a host (hosts/plan.py)."""
 _SECONDS = 150
 """Storage that hangs must not hide the other nodes."""
-_MEET_SECONDS = 20.0
+_MEET_SECONDS = 16.0
 _FORGET_SECONDS = 30.0
 _SCRIPT = f"""\
 programs=$1; leader=$2; shift 2
@@ -179,8 +179,8 @@ class Looked:
     writer: str
     """The host whose file all should see."""
     is_written: bool
-    leader: str
-    """The node that the others join; empty: there are no others."""
+    leaders: Mapping[str, str]
+    """The node that each joins, itself for that one; of nodes that were asked alone none."""
     first_port: int
 
 
@@ -315,27 +315,26 @@ def _sharing(facts: Mapping[str, Mapping[str, Any]], looked: Looked) -> Iterator
 
 def _meeting(facts: Mapping[str, Mapping[str, Any]], looked: Looked) -> Iterator[Finding]:
     """Nodes that cannot join the one that would lead."""
-    others = [node for node in facts if node != looked.leader]
-    if not looked.leader or not others:
-        return
-    led = (facts.get(looked.leader) or {}).get("meeting") or {}
-    last_port = looked.first_port + NUM_PORTS - 1
-    ports = f"ports {looked.first_port} to {last_port}"
-    if led.get("error"):
-        text = f"no agent can lead there: {led['error']}: end what listens there (ss -ltnp)"
-        yield Finding("ports", "missing", text, (looked.leader,))
-    if led.get("joined") is None:
-        text = f"whether nodes reach each other is not known: {looked.leader} did not listen"
-        yield Finding("ports", "unknown", text)
-        return
-    for node in others:
-        said = (facts[node].get("meeting") or {}).get("error")
-        if said:
-            text = (
-                f"cannot join {looked.leader} on {ports}: {said}: let the nodes reach each other on"
-                " TCP ports 20000 to 40014"
-            )
-            yield Finding("ports", "missing", text, (node,))
+    ports = f"ports {looked.first_port} to {looked.first_port + NUM_PORTS - 1}"
+    for leader in dict.fromkeys(looked.leaders.values()):
+        led = (facts.get(leader) or {}).get("meeting") or {}
+        if led.get("error"):
+            text = f"no agent can lead there: {led['error']}: end what listens there (ss -ltnp)"
+            yield Finding("ports", "missing", text, (leader,))
+        others = [node for node in facts if node != leader == looked.leaders.get(node)]
+        if led.get("joined") is None:
+            if others:
+                text = f"whether they reach each other is not known: {leader} did not listen"
+                yield Finding("ports", "unknown", text, tuple(others))
+            continue
+        for node in others:
+            said = (facts[node].get("meeting") or {}).get("error")
+            if said:
+                text = (
+                    f"cannot join {leader} on {ports}: {said}: let the nodes reach each other on"
+                    " TCP ports 20000 to 40014"
+                )
+                yield Finding("ports", "missing", text, (node,))
 
 
 def _well(
@@ -364,5 +363,5 @@ def _well(
     if len(facts) > 1:
         yield "user", "the same on all"
         yield "clocks", f"no difference of {CLOCK_SECONDS:g} s or more was seen"
-        if looked.leader:
-            yield "ports", f"all can join {looked.leader}"
+        if leaders := dict.fromkeys(looked.leaders.values()):
+            yield "ports", f"all can join {', '.join(leaders)}"

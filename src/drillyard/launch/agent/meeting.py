@@ -15,10 +15,10 @@ from .listener import Listener
 from .protocol import Connection, ConnectionLost, join
 
 _SILENCE_SECONDS = 10.0
-_JOIN_SECONDS = 15.0
+_JOIN_SECONDS = 12.0
 """Nodes begin at slightly different times; a firewall that drops packets costs three seconds a
 port."""
-_LATER_SECONDS = 10.0
+_LATER_SECONDS = 8.0
 """A node that begins so much later than the others is one that does not answer."""
 _PAUSE_SECONDS = 0.3
 

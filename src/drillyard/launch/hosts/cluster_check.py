@@ -69,7 +69,7 @@ def check_hosts(cluster: ClusterConfig, facts: Catalog, programs: Programs) -> C
         asked={each.host: (each.asked_at, each.answered_at) for each in answers},
         writer=hosts[0],
         is_written=bool(written) and not (written or {}).get("error"),
-        leader=hosts[0] if others else "",
+        leaders=dict.fromkeys(hosts, hosts[0]) if others else {},
         first_port=port,
     )
     findings = [*_reached(answers, found), *node_findings(request, looked), *left]

@@ -14,12 +14,12 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.cluster_check import ClusterCheck, Finding, Result
+from drillyard.launch.cluster_check import ClusterCheck, Finding, Result, shared_findings
 from drillyard.launch.hosts.host_facts import no_answer_reason
 from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.node_probe import (
@@ -48,10 +48,12 @@ from drillyard.launch.slurm.partition_check import (
     SINFO_HARDWARE,
     NodeHardware,
     hardware_findings,
+    most_nodes,
     parse_config,
     parse_hardware,
     parse_partitions,
     partition_findings,
+    partition_names,
     settings_findings,
     sorted_nodes,
     state_findings,
@@ -127,7 +129,7 @@ class _Look:
         self.nodes: list[str] = []
         self.answers: dict[str, NodeAnswer] = {}
         self._asked: dict[str, tuple[float, float]] = {}
-        self._leader = ""
+        self._leaders: dict[str, str] = {}
         self._request = request
         self._programs = programs
         slurm = request.cluster.section_as(SlurmConfig)
@@ -138,6 +140,8 @@ class _Look:
         self._may_have_written = False
         self._has_written = False
         self._handle = Handle("slurm", request.cluster.name, request.run.name)
+        self._most: int | None = None
+        """Nodes that the partition gives a job; None: no limit."""
 
     def findings(self) -> Iterator[Finding]:
         """All, in the order of the checks."""
@@ -176,15 +180,16 @@ class _Look:
         found = said or NodeAnswer(failed=no_answer_reason(answer))
         problems = list(login_findings(title, found))
         self._has_written = bool(found.facts) and not found.facts["directory"]["error"]
-        if not problems:
-            problems.append(Finding("login", "ok", f"{title}: Slurm's programs, python3, storage"))
+        if not any(each.check == "login" for each in problems):
+            problems.insert(0, Finding("login", "ok", f"{title}: Slurm's programs and python3"))
         return True, problems
 
     def _settings(self) -> Iterator[Finding]:
         """What Slurm says of itself, the partition and the job."""
         yield from settings_findings(parse_config(self._output(SHOW_CONFIG)))
-        partitions = parse_partitions(self._output(SHOW_PARTITIONS))
-        yield from partition_findings(partitions, self._slurm, self._request.cluster.nodes)
+        listed = parse_partitions(self._output(SHOW_PARTITIONS))
+        yield from partition_findings(listed, self._slurm, self._request.cluster.nodes)
+        self._most = most_nodes(listed, self._slurm)
         yield self._job()
         if self._request.image is not None:
             yield self._image_plugin()
@@ -214,7 +219,8 @@ class _Look:
     def _nodes(self) -> Iterator[Finding]:
         """The nodes that a run may get: by Slurm, and by themselves."""
         slurm, wanted = self._slurm, self._request.cluster.nodes
-        listed = self._commands.nodes(slurm.partition)
+        of = [self._commands.nodes(name) for name in partition_names(slurm)]
+        listed = list({each.name: each for nodes in of for each in nodes}.values())
         excluded = self._commands.host_names(slurm.exclude)
         usable = usable_nodes(listed, slurm, excluded)
         if usable is None:
@@ -235,7 +241,7 @@ class _Look:
             asked=self._asked,
             writer=self._host.title,
             is_written=self._has_written,
-            leader=self._leader,
+            leaders=self._leaders,
             first_port=port_of(self._handle),
         )
         with_image = self._request.image is not None
@@ -247,31 +253,57 @@ class _Look:
         return short_of_gpus(nodes, needed, self._request.cluster.nodes) if needed else {}
 
     def _ask(self, nodes: Sequence[str], hardware: Mapping[str, NodeHardware]) -> Iterator[Finding]:
-        """Ask idle nodes with one srun; again without those on which Slurm starts nothing."""
+        """Ask all idle nodes with one srun, or as few as the partition's limit allows; where that
+        gets no nodes, such as at a limit of the account, as many at a time as a run takes."""
+        all_at_once = min(len(nodes), self._most or len(nodes))
+        unanswered: dict[str, str] = {}
+        for size in dict.fromkeys((all_at_once, min(all_at_once, self._request.cluster.nodes))):
+            unanswered = {}
+            for start in range(0, len(nodes), size or 1):
+                batch = nodes[start : start + size]
+                silent = yield from self._ask_at_once(batch, hardware)
+                unanswered |= silent
+                if len(silent) == len(batch):
+                    # The next would wait as long for nothing.
+                    unanswered |= dict.fromkeys(nodes[start + size :], silent[batch[0]])
+                    break
+            if self.answers or not unanswered:
+                break
+        yield from shared_findings(
+            Finding("nodes", "unknown", f"did not answer: {said}: repeat it later", (node,))
+            for node, said in unanswered.items()
+        )
+
+    def _ask_at_once(
+        self, nodes: Sequence[str], hardware: Mapping[str, NodeHardware]
+    ) -> Generator[Finding, None, dict[str, str]]:
+        """Ask nodes with one srun; again without those on which Slurm starts nothing. Returns those
+        that did not answer, each with srun's words."""
         waiting, said = list(nodes), ""
         for _ in range(_ROUNDS):
             if not waiting:
-                return
+                break
             begun_at = time.time()
             result = self._clean(self._srun(waiting, hardware), _PROBE_SECONDS, sends_agent=True)
             times = begun_at, time.time()
-            found = parse_answers(result.stdout)
-            self.answers |= {node: found[node] for node in waiting if node in found}
+            answers = parse_answers(result.stdout)
+            found = {node: answers[node] for node in waiting if node in answers}
+            self.answers |= found
             self._asked |= dict.fromkeys(found, times)
-            if found:
-                self._leader = waiting[0] if len(waiting) > 1 else ""
-            blamed = dict(_FAILED_ON.findall(result.stderr))
-            blamed = {node: blamed[node] for node in waiting if node in blamed.keys() - found}
+            if len(waiting) > 1:
+                self._leaders |= dict.fromkeys(found, waiting[0])
+            failed = dict(_FAILED_ON.findall(result.stderr))
+            blamed = {
+                node: failed[node] for node in waiting if node in failed and node not in found
+            }
             for node, why in blamed.items():
                 text = f"Slurm cannot start a task there: {shown_text(why)}: see its slurmd's log"
                 yield Finding("nodes", "missing", text, (node,))
             waiting = [node for node in waiting if node not in found and node not in blamed]
-            said = shown_text((result.stderr.strip().splitlines() or ["no error"])[-1])
+            said = shown_text((result.stderr.strip().splitlines() or ["srun printed nothing"])[-1])
             if not blamed:
                 break
-        if waiting:
-            text = f"did not answer: {said}: repeat the command when they are idle"
-            yield Finding("nodes", "unknown", text, tuple(waiting))
+        return dict.fromkeys(waiting, said)
 
     def _srun(self, nodes: Sequence[str], hardware: Mapping[str, NodeHardware]) -> list[str]:
         """The command that looks at all `nodes`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drillyard.formatting import first_few
 from drillyard.launch.cluster_check import Finding
@@ -56,25 +56,51 @@ def parse_hardware(text: str) -> dict[str, NodeHardware]:
     return found
 
 
+def partition_names(slurm: SlurmConfig) -> Sequence[str | None]:
+    """The partitions of which a job gets one; None: the cluster's default."""
+    return slurm.partition.split(",") if slurm.partition else (None,)
+
+
+def most_nodes(partitions: Sequence[Mapping[str, str]], slurm: SlurmConfig) -> int | None:
+    """The nodes that each of the config's partitions gives a job; None: all."""
+    found = (find_partition(partitions, name) or {} for name in partition_names(slurm))
+    limits = [int(each["MaxNodes"]) for each in found if each.get("MaxNodes", "").isdecimal()]
+    return min(limits, default=None)
+
+
 def partition_findings(
     partitions: Sequence[Mapping[str, str]], slurm: SlurmConfig, nodes: int
+) -> list[Finding]:
+    """Whether a partition takes a job of `nodes` nodes for as long as the config says: of several,
+    one is enough."""
+    each = [list(_one_partition(partitions, name, slurm, nodes)) for name in partition_names(slurm)]
+    findings = [finding for found in each for finding in found]
+    if any(finding.result == "ok" for finding in findings):
+        return [
+            replace(finding, result="note") if finding.result == "missing" else finding
+            for finding in findings
+        ]
+    return findings
+
+
+def _one_partition(
+    partitions: Sequence[Mapping[str, str]], wanted: str | None, slurm: SlurmConfig, nodes: int
 ) -> Iterator[Finding]:
-    """Whether the partition takes a job of `nodes` nodes for as long as the config says."""
-    found = find_partition(partitions, slurm.partition)
+    found = find_partition(partitions, wanted)
     if found is None:
         names = first_few([each["PartitionName"] for each in partitions], _NAMED) or "none"
         text = (
-            f"there is no partition {slurm.partition}, but {names}: set slurm.partition"
-            if slurm.partition
+            f"there is no partition {wanted}, but {names}: set slurm.partition"
+            if wanted
             else f"no partition is the default of the cluster: set slurm.partition ({names})"
         )
         yield Finding("partition", "missing", text)
         return
-    name, count = found["PartitionName"], len(list(_partition_problems(found, slurm, nodes)))
-    yield from _partition_problems(found, slurm, nodes)
-    if not count:
+    problems = list(_partition_problems(found, slurm, nodes))
+    yield from problems
+    if not any(each.result == "missing" for each in problems):
         limits = f"MaxTime {found.get('MaxTime', '?')}, MaxNodes {found.get('MaxNodes', '?')}"
-        yield Finding("partition", "ok", f"{name}: up, {limits}")
+        yield Finding("partition", "ok", f"{found['PartitionName']}: up, {limits}")
 
 
 def find_partition(

@@ -193,7 +193,7 @@ def findings_of(
         dict.fromkeys(facts, (1000.0, 1001.0)),
         writer="a",
         is_written=not facts["a"]["directory"]["error"],
-        leader="a" if count > 1 else "",
+        leaders=dict.fromkeys(facts, "a") if count > 1 else {},
         first_port=21000,
     )
     ssh = f"{{hosts: [{', '.join(facts)}], directory: /p, rendezvous_host: 127.0.0.1}}"
@@ -231,8 +231,8 @@ def test_hosts_that_cannot_join_the_first() -> None:
     # Where the first did not listen, that is not the others' fault.
     taken = {"meeting": {"joined": None, "error": "ports 21000 to 21015 are all taken"}}
     findings = findings_of(a=taken, b=refused, c=refused)
-    assert wrong(findings) == [("ports", "missing", ("a",)), ("ports", "unknown", ())]
-    assert wrong(findings_of(a={"meeting": {}}, b=refused)) == [("ports", "unknown", ())]
+    assert wrong(findings) == [("ports", "missing", ("a",)), ("ports", "unknown", ("b", "c"))]
+    assert wrong(findings_of(a={"meeting": {}}, b=refused)) == [("ports", "unknown", ("b", "c"))]
 
 
 def test_clocks_and_users_that_differ() -> None:
@@ -315,5 +315,8 @@ def test_the_command_and_its_exit_codes(
     assert code == 2 and "--price" in err and "Traceback" not in err
     programs.says["a"] = Result(("ssh", "-o", "a", "x"), 255, "", "ssh: lost\n")
     assert run()[0] == 3
+    with pytest.raises(SystemExit):
+        main(["cluster", "up", str(config)])
+    assert "`drillyard cluster status` looks at them" in capsys.readouterr().err
     code, _, err = run("--set", "nodes=2")
     assert code == 2 and "ssh.hosts" in err

@@ -61,6 +61,8 @@ class Partition(Programs):
     nodes: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     """The lines or the changed facts of a node that is asked."""
     unstartable: dict[str, str] = field(default_factory=dict)
+    most: int = 1000
+    """Nodes that one user may have."""
     srun_says: str = ""
     """Of an srun that gets no nodes."""
     login: str | dict[str, Any] | Result | UserError = field(default_factory=dict)
@@ -124,6 +126,8 @@ class Partition(Programs):
             return Result((), 1, "", self.srun_says)
         (nodes,) = (word.partition("=")[2] for word in words if word.startswith("--nodelist="))
         names = nodes.split(",")
+        if len(names) > self.most:
+            return Result((), 1, "", "srun: error: Job violates accounting/QOS policy\n")
         if failing := [name for name in names if name in self.unstartable]:
             return Result((), 1, "", "".join(f"{self.unstartable[name]}\n" for name in failing))
         out = "".join(lines(name, self.nodes.get(name, {})) for name in names)
@@ -260,6 +264,31 @@ def test_an_srun_that_gets_no_nodes_leaves_them_unknown() -> None:
     assert "Immediate execution impossible" in only(check, "nodes", "unknown").text
 
 
+def test_limits_on_nodes_of_a_job_or_a_user() -> None:
+    """As many at a time as the partition gives, else as a run takes."""
+    limited = Partition(partitions=PARTITION.replace("MaxNodes=UNLIMITED", "MaxNodes=3"))
+    check = look(limited)
+    assert check.exit_code == 0 and check.proved == ("n1", "n2", "n3", "n4")
+    asked = [word for words in limited.sruns() for word in words if word.startswith("--nodelist")]
+    assert asked == ["--nodelist=n1,n2,n3", "--nodelist=n4"]
+    user = Partition(most=2)
+    check = look(user)
+    assert check.exit_code == 0 and len(user.sruns()) == 3
+    assert "all can join n1, n3" in only(check, "ports", "ok").text
+    none = Partition(most=0)
+    check = look(none)
+    assert check.exit_code == 3 and len(none.sruns()) == 2
+    assert only(check, "nodes", "unknown").nodes == ("n1", "n2", "n3", "n4")
+
+
+def test_one_of_several_partitions_is_enough() -> None:
+    both = f"{PARTITION}\n{PARTITION.replace('=main', '=urgent').replace('=UP', '=DOWN')}"
+    check = look(Partition(partitions=both), slurm="{partition: 'main,urgent'}")
+    assert check.exit_code == 0 and check.nodes == ("n1", "n2", "n3", "n4")
+    assert "urgent is DOWN" in only(check, "partition", "note").text
+    assert look(Partition(partitions=both), slurm="{partition: urgent}").exit_code == 1
+
+
 def test_nodes_short_of_gpus_are_named_and_the_others_asked() -> None:
     programs = Partition(gres={"n2": "gpu:h100:7"})
     check = look(programs)
@@ -342,7 +371,7 @@ def test_a_login_host_that_lacks_programs_or_storage() -> None:
     check = look(Partition(login="lacks sacct python3"))
     assert check.exit_code == 1
     said = [each.text for each in check.findings if each.check == "login"]
-    assert len(said) == 2 and "sacct" in said[0] and "python3" in said[1]
+    assert "sacct" in said[0] and "python3" in said[1] and len(said) == 2
     error = {"path": "/s", "error": "is not there", "free_bytes": None, "seen": None}
     programs = Partition(login={"directory": error})
     check = look(programs)
