@@ -17,7 +17,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.programs import Programs
 
 _SHOWN_NODES = 8
-Result = Literal["ok", "missing", "unknown", "note"]
+FindingResult = Literal["ok", "missing", "unknown", "note"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Finding:
     not be looked at; `note`: runs work, and something is worth knowing."""
 
     check: str
-    result: Result
+    result: FindingResult
     text: str
     """What is there; else what is wrong, and what to do."""
     nodes: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class ClusterCheck:
             return 1
         return 0 if len(self.proved) >= self.wanted and not self._found("unknown") else 3
 
-    def _found(self, result: Result) -> list[Finding]:
+    def _found(self, result: FindingResult) -> list[Finding]:
         return [each for each in self.findings if each.result == result]
 
     def as_json(self) -> dict[str, Any]:
@@ -87,7 +87,10 @@ class ClusterCheck:
             lines.append(f"ready: drillyard launch RUN --cluster {config}")
         else:
             proved = f"{len(self.proved)} of {plural(len(self.nodes), 'node')} lack nothing"
-            lines.append(f"next: see above; {proved}, and a run takes {self.wanted}")
+            lines.append(
+                f"next: {proved}, and a run takes {self.wanted}: do what the rows say, then"
+                f" drillyard cluster status {config}"
+            )
         return "\n".join(lines)
 
 

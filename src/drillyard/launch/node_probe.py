@@ -24,7 +24,7 @@ from drillyard.formatting import size
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.agent.protocol import NUM_PORTS
-from drillyard.launch.cluster_check import Finding, Result, shared_findings
+from drillyard.launch.cluster_check import Finding, FindingResult, shared_findings
 from drillyard.launch.hosts.host_facts import (
     CLOCK_SECONDS,
     HostAnswer,
@@ -229,7 +229,7 @@ _ORDER = (
 )
 
 
-def _result(check: str, cluster: ClusterConfig) -> Result:
+def _result(check: str, cluster: ClusterConfig) -> FindingResult:
     # Without `python` in the config only runs of Drillyard's own trainer would use the default.
     return "note" if check == "drillyard" and cluster.python is None else "missing"
 

@@ -160,7 +160,11 @@ def problems_of_host(
     directory = facts.get("directory") or {}
     path, free = directory.get("path"), directory.get("free_bytes")
     if directory.get("error"):
-        yield HostProblem(host, "storage", f"{path}: cannot be written: {directory['error']}")
+        text = (
+            f"{path}: cannot be written: {directory['error']}; mount it there for writing, give"
+            " this user the right, or name another storage.directory"
+        )
+        yield HostProblem(host, "storage", text)
     elif free is not None and free < LEAST_FREE_BYTES:
         text = (
             f"{path}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make"

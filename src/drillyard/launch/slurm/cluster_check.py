@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.cluster_check import ClusterCheck, Finding, Result, shared_findings
+from drillyard.launch.cluster_check import ClusterCheck, Finding, FindingResult, shared_findings
 from drillyard.launch.hosts.host_facts import no_answer_reason
 from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.node_probe import (
@@ -59,8 +59,7 @@ from drillyard.launch.slurm.partition_check import (
     state_findings,
 )
 from drillyard.launch.slurm.rules import gpus_of_gres, options_in
-from drillyard.programs import Host, Programs, archive, shown_text
-from drillyard.programs import Result as ProgramResult
+from drillyard.programs import Host, Programs, Result, archive, shown_text
 
 _LOGIN_PROGRAMS = (
     *("sbatch", "srun", "scancel", "squeue", "sinfo", "scontrol", "sacct"),
@@ -174,7 +173,7 @@ class _Look:
         (answer,) = ask_all([title], [argv], self._programs, stdin=sent, seconds=_PROBE_SECONDS)
         if answer.result is None or answer.result.unreachable:
             self._may_have_written = answer.result is None
-            result: Result = "missing" if answer.is_reached else "unknown"
+            result: FindingResult = "missing" if answer.is_reached else "unknown"
             return False, [Finding("login", result, no_answer_reason(answer), (title,))]
         said = parse_answers(answer.result.stdout).get("-")
         found = said or NodeAnswer(failed=no_answer_reason(answer))
@@ -337,9 +336,7 @@ class _Look:
     def _directives(self) -> list[str]:
         return [option for option, _, _ in directives(self._request, self._handle)]
 
-    def _clean(
-        self, words: Sequence[str], seconds: float, *, sends_agent: bool = False
-    ) -> ProgramResult:
+    def _clean(self, words: Sequence[str], seconds: float, *, sends_agent: bool = False) -> Result:
         """Run a command as a launch does, whatever allocation this runs in."""
         argv = self._host.argv(["bash", "-c", _CLEAN, "bash", *words])
         sent = archive(agent_files()) if sends_agent else b""
