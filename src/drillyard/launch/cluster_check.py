@@ -7,7 +7,7 @@ A launcher's facts name the function that finds it (`PlatformFacts.cluster_check
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -101,6 +101,12 @@ class ClusterChecker(Protocol):
     def __call__(
         self, cluster: ClusterConfig, facts: Catalog, programs: Programs
     ) -> ClusterCheck: ...
+
+
+def by_check(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a check beside each other, checks in the order of their first finding."""
+    order = list(dict.fromkeys(each.check for each in findings))
+    return tuple(sorted(findings, key=lambda each: order.index(each.check)))
 
 
 def shared_findings(findings: Iterable[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.formatting import plural
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.cluster_check import ClusterCheck, Finding, shared_findings
+from drillyard.launch.cluster_check import ClusterCheck, Finding, by_check, shared_findings
 from drillyard.launch.hosts.host_facts import HostAnswer, no_answer_reason
 from drillyard.launch.hosts.launcher import HostsLauncher, ask_all
 from drillyard.launch.hosts.plan import layout_of
@@ -74,7 +74,12 @@ def check_hosts(cluster: ClusterConfig, facts: Catalog, programs: Programs) -> C
     )
     findings = [*_reached(answers, found), *node_findings(request, looked), *left]
     return ClusterCheck(
-        cluster.name, cluster.platform, cluster.nodes, tuple(hosts), tuple(found), tuple(findings)
+        cluster.name,
+        cluster.platform,
+        cluster.nodes,
+        tuple(hosts),
+        tuple(found),
+        by_check(findings),
     )
 
 

@@ -19,7 +19,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.cluster_check import ClusterCheck, Finding, FindingResult, shared_findings
+from drillyard.launch.cluster_check import (
+    ClusterCheck,
+    Finding,
+    FindingResult,
+    by_check,
+    shared_findings,
+)
 from drillyard.launch.hosts.host_facts import no_answer_reason
 from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.node_probe import (
@@ -55,6 +61,7 @@ from drillyard.launch.slurm.partition_check import (
     partition_findings,
     partition_names,
     settings_findings,
+    starts_jobs,
     sorted_nodes,
     state_findings,
 )
@@ -117,7 +124,7 @@ def check_slurm(cluster: ClusterConfig, facts: Catalog, programs: Programs) -> C
         cluster.nodes,
         tuple(look.nodes),
         tuple(look.answers),
-        (*findings, *left),
+        by_check((*findings, *left)),
     )
 
 
@@ -139,6 +146,7 @@ class _Look:
         self._may_have_written = False
         self._has_written = False
         self._handle = Handle("slurm", request.cluster.name, request.run.name)
+        self._starts_jobs = True
         self._most: int | None = None
         """Nodes that the partition gives a job; None: no limit."""
 
@@ -187,6 +195,7 @@ class _Look:
         """What Slurm says of itself, the partition and the job."""
         yield from settings_findings(parse_config(self._output(SHOW_CONFIG)))
         listed = parse_partitions(self._output(SHOW_PARTITIONS))
+        self._starts_jobs = starts_jobs(listed, self._slurm)
         yield from partition_findings(listed, self._slurm, self._request.cluster.nodes)
         self._most = most_nodes(listed, self._slurm)
         yield self._job()
@@ -232,9 +241,11 @@ class _Look:
         hardware = parse_hardware(self._output(SINFO_HARDWARE))
         yield from hardware_findings(hardware, self.nodes)
         short = self._short_of_gpus(usable)
-        yield from (Finding("gpus", "missing", text, (node,)) for node, text in short.items())
-        idle = [node for node in found.idle if node not in short]
-        yield from self._ask(idle, hardware)
+        yield from shared_findings(
+            Finding("gpus", "missing", text, (node,)) for node, text in short.items()
+        )
+        if self._starts_jobs:
+            yield from self._ask([each for each in found.idle if each not in short], hardware)
         looked = Looked(
             answers=self.answers,
             asked=self._asked,

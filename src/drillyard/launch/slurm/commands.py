@@ -36,6 +36,7 @@ _RECORD_BYTES = 1 << 20
 _NO_CONTROLLER = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted", re.I
 )
+_FEATURES = "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config"
 _ADVICE = {
     "account": (
         "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the"
@@ -55,7 +56,8 @@ _ADVICE = {
     "job array specification": (
         "scontrol show config | grep MaxArraySize shows how many; sweep over fewer at a time"
     ),
-    "constraint": "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config",
+    "constraint": _FEATURES,
+    "feature specification": _FEATURES,
 }
 """Advice about a refusal of sbatch, by words of its message."""
 

@@ -68,6 +68,12 @@ def most_nodes(partitions: Sequence[Mapping[str, str]], slurm: SlurmConfig) -> i
     return min(limits, default=None)
 
 
+def starts_jobs(partitions: Sequence[Mapping[str, str]], slurm: SlurmConfig) -> bool:
+    """Whether one of the config's partitions does."""
+    found = (find_partition(partitions, name) for name in partition_names(slurm))
+    return any(each is not None and each.get("State", "UP") == "UP" for each in found)
+
+
 def partition_findings(
     partitions: Sequence[Mapping[str, str]], slurm: SlurmConfig, nodes: int
 ) -> list[Finding]:
@@ -137,7 +143,7 @@ def _partition_problems(
         text = (
             f"{name} gives a job at most {found['MaxTime']}, and slurm.time_limit is"
             f" {slurm.time_limit}: a job would wait for ever. Set slurm.time_limit:"
-            f" {found['MaxTime']}"
+            f' "{found["MaxTime"]}"'
         )
         yield Finding("partition", "missing", text)
     if "CANCEL" in found.get("PreemptMode", ""):
@@ -213,18 +219,19 @@ def state_findings(found: SortedNodes, wanted: int) -> Iterator[Finding]:
     if left < wanted:
         text = f"{left} of {total} can take a run, and a run takes {wanted}: see the others below"
         if not out:
+            fewer = f"set nodes: {total}, or " if total else ""
             text = (
-                f"there are {total}, and a run takes {wanted}: set nodes: {total}, or look at"
-                " slurm.partition, slurm.constraint and slurm.exclude"
+                f"there are {total}, and a run takes {wanted}: {fewer}look at slurm.partition,"
+                " slurm.constraint and slurm.exclude"
             )
         yield Finding("nodes", "missing", text)
     else:
-        yield Finding("nodes", "ok", f"{len(found.idle)} of {total} are idle and looked at")
+        yield Finding("nodes", "ok", f"{len(found.idle)} of {total} are idle")
     for text, names in found.out.items():
         again = f"{text}, an operator may do: {shlex.join(undrain_command(','.join(names)))}"
         yield Finding("nodes", "note" if left >= wanted else "missing", again, tuple(names))
     for state, names in found.busy.items():
-        text = f"is {state} and not looked at: repeat the command when it is idle"
+        text = f"not looked at in state {state}: repeat the command when it is idle"
         yield Finding("nodes", "note", text, tuple(names))
 
 

@@ -303,7 +303,7 @@ def test_nodes_short_of_gpus_are_named_and_the_others_asked() -> None:
         ("State=DOWN", "{}", "scontrol update PartitionName=main State=UP"),
         ("MaxNodes=1", "{}", "set nodes: 1"),
         ("MinNodes=3", "{}", "set nodes: 3"),
-        ("MaxTime=12:00:00", "{time_limit: '1-00:00:00'}", "Set slurm.time_limit: 12:00:00"),
+        ("MaxTime=12:00:00", "{time_limit: '1-00:00:00'}", 'Set slurm.time_limit: "12:00:00"'),
         ("", "{partition: gpu}", "there is no partition gpu, but main"),
         ("Default=NO", "{}", "no partition is the default"),
     ],
@@ -313,7 +313,10 @@ def test_limits_of_the_partition(changed: str, slurm: str, words: str) -> None:
     fields = [
         changed if name and each.startswith(f"{name}=") else each for each in PARTITION.split()
     ]
-    check = look(Partition(partitions=" ".join(fields)), slurm=slurm)
+    programs = Partition(partitions=" ".join(fields))
+    check = look(programs, slurm=slurm)
+    if changed == "State=DOWN":
+        assert not programs.sruns(), "it would wait for nothing"
     assert check.exit_code == 1 and words in only(check, "partition").text
 
 
@@ -334,6 +337,8 @@ def test_a_job_that_sbatch_would_refuse() -> None:
     assert check.exit_code == 1
     text = only(check, "job").text
     assert "Invalid account" in text and "sacctmgr show associations" in text
+    said = "allocation failure: Invalid feature specification"
+    assert "sinfo -o '%P %f'" in only(look(Partition(refusal=said)), "job").text
 
 
 def test_settings_that_change_how_runs_end_are_notes() -> None:
