@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware.catalog import Catalog
+from drillyard.launch.agent.submit import CONTROLLER_VARIABLES, SITE_DEFAULTS
 from drillyard.launch.cluster_check import (
     ClusterCheck,
     Finding,
@@ -61,8 +62,8 @@ from drillyard.launch.slurm.partition_check import (
     partition_findings,
     partition_names,
     settings_findings,
-    starts_jobs,
     sorted_nodes,
+    starts_jobs,
     state_findings,
 )
 from drillyard.launch.slurm.rules import gpus_of_gres, options_in
@@ -90,22 +91,20 @@ _ROUNDS = 3
 """srun starts nothing where one node cannot start its task; it is named, and the others are asked
 again."""
 _FAILED_ON = re.compile(r"failed on node ([^ :]+): (.*)")
-_CLEAN = """\
-for name in ${!SBATCH_@}; do
-    case $name in SBATCH_ACCOUNT|SBATCH_CONSTRAINT|SBATCH_MEM_PER_*|SBATCH_PARTITION|SBATCH_QOS|SBATCH_RESERVATION)
-        defaults+=("SLURM_${name#SBATCH_}=${!name}") ;;
-    *) unset -v "$name" ;;
+_CLEAN = f"""\
+for name in ${{!SBATCH_@}}; do
+    case " $0 " in
+        *" $name "*) defaults+=("SLURM_${{name#SBATCH_}}=${{!name}}") ;;
+        *) unset -v "$name" ;;
     esac
 done
-for name in ${!SLURM_@} ${!SRUN_@}; do
-    case $name in SLURM_CONF|SLURM_CONF_SERVER|SLURM_CLUSTERS|SLURM_JWT|SLURM_CLUSTER_NAME) ;;
-    *) unset -v "$name" ;;
-    esac
+for name in ${{!SLURM_@}} ${{!SRUN_@}}; do
+    case $name in {"|".join(sorted(CONTROLLER_VARIABLES))}) ;; *) unset -v "$name" ;; esac
 done
-exec env "${defaults[@]}" "$@"
-"""  # noqa: E501
+exec env "${{defaults[@]}}" "$@"
+"""
 """Runs a command outside of an allocation in which this may run, with the defaults of a site or
-user that a launch keeps (agent/submit.py); srun calls them SLURM_..."""
+user that a launch keeps, named in `$0` (agent/submit.py); srun calls them SLURM_..."""
 
 
 def check_slurm(cluster: ClusterConfig, facts: Catalog, programs: Programs) -> ClusterCheck:
@@ -349,7 +348,9 @@ class _Look:
 
     def _clean(self, words: Sequence[str], seconds: float, *, sends_agent: bool = False) -> Result:
         """Run a command as a launch does, whatever allocation this runs in."""
-        argv = self._host.argv(["bash", "-c", _CLEAN, "bash", *words])
+        given = {name for name, _ in options_in(self._directives())}
+        kept = [name for name, options in SITE_DEFAULTS.items() if given.isdisjoint(options)]
+        argv = self._host.argv(["bash", "-c", _CLEAN, " ".join(kept), *words])
         sent = archive(agent_files()) if sends_agent else b""
         return self._programs.run(argv, stdin=sent, timeout=seconds)
 

@@ -4,7 +4,9 @@ what of it a run would miss."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from tests.unit.launch.requests import cluster, request
 
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.cluster_check import ClusterCheck, Finding
-from drillyard.launch.slurm.cluster_check import check_slurm
+from drillyard.launch.slurm.cluster_check import _CLEAN, check_slurm
 from drillyard.launch.slurm.config import seconds_of
 from drillyard.launch.slurm.partition_check import parse_hardware
 from drillyard.programs import Programs, Result
@@ -67,6 +69,8 @@ class Partition(Programs):
     """Of an srun that gets no nodes."""
     login: str | dict[str, Any] | Result | UserError = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """The variables that each command of a job keeps."""
 
     def run(
         self,
@@ -78,6 +82,7 @@ class Partition(Programs):
     ) -> Result:
         words = shlex.split(argv[-1])[5:] if argv[0] == "ssh" else list(argv)
         if words[0] == "bash":
+            self.kept.append(words[3])
             words = words[4:]
         self.calls.append(words)
         answer = self._answer(words)
@@ -407,6 +412,32 @@ def test_an_image_needs_pyxis_and_no_python_on_the_nodes() -> None:
     assert only(check, "programs").nodes == ("n2",) and "enroot" in only(check, "programs").text
     unknown = only(check, "programs", "unknown")
     assert unknown.nodes == ("n1", "n2")
+
+
+def test_commands_run_outside_of_an_allocation_with_the_defaults_of_a_launch() -> None:
+    environment = {
+        **{
+            "SBATCH_ACCOUNT": "lab",
+            "SBATCH_MEM_PER_CPU": "1",
+            "SBATCH_EXPORT": "NONE",
+            "SLURM_JOB_ID": "7",
+        },
+        **{"SLURM_CONF": "/etc/s.conf", "SRUN_CONTAINER": "x", "PATH": os.environ["PATH"]},
+    }
+    programs = Partition()
+    look(programs)
+    # A run has --mem=0, which such a default would contradict; the account is left open.
+    kept = next(iter(programs.kept))
+    assert "SBATCH_ACCOUNT" in kept.split() and "SBATCH_MEM_PER_CPU" not in kept.split()
+    look(programs, slurm="{account: other}")
+    assert "SBATCH_ACCOUNT" not in programs.kept[-1].split()
+    words = ["bash", "-c", _CLEAN, kept, "env"]
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    found = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
+    slurms = {name: value for name, value in found.items() if name.startswith("S") and "_" in name}
+    assert slurms == {
+        **{"SBATCH_ACCOUNT": "lab", "SLURM_ACCOUNT": "lab", "SLURM_CONF": "/etc/s.conf"},
+    }
 
 
 def test_processors_and_memory_of_nodes() -> None:
