@@ -8,12 +8,14 @@ from pathlib import Path
 
 import typer
 
-from drillyard.cli.options import config_to_read, with_flags
+from drillyard.cli.options import SHOW_PLAN_FLAGS, config_to_read, node_flags, with_flags
 
-JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
+JOB, OTHERWISE = "The job", "Without a scheduler"
 RECORDED = "Recorded output"
 
 FLAGS = {
+    **node_flags(JOB, JOB),
+    **SHOW_PLAN_FLAGS,
     "cluster": typer.Argument(
         metavar="CLUSTER.YAML", help="The cluster config; with --from optional."
     ),
@@ -53,27 +55,10 @@ FLAGS = {
         rich_help_panel=RECORDED,
     ),
     "as_json": typer.Option("--json", help="Print acceptance.json."),
-    "exclude": typer.Option(
-        metavar="NODE",
-        help="Do not use this node, by the scheduler's name; repeatable.",
-        rich_help_panel=JOB,
-    ),
     "wait_seconds": typer.Option(
         min=1.0,
         metavar="SECONDS",
         help="Cancel the job where it has not ended after so long; default: wait.",
-        rich_help_panel=JOB,
-    ),
-    "drain": typer.Option(
-        "--drain",
-        help="Have the scheduler start nothing on nodes proven to be bad.",
-        rich_help_panel=JOB,
-    ),
-    "max_share": typer.Option(
-        min=0.0,
-        max=1.0,
-        metavar="SHARE",
-        help="Drain nothing if more of the checked nodes are bad; default: 0.1.",
         rich_help_panel=JOB,
     ),
     "node_rank": typer.Option(
@@ -90,17 +75,6 @@ FLAGS = {
         metavar="PORT",
         help="First of the ports that are used on node 0; default: 29400.",
         rich_help_panel=OTHERWISE,
-    ),
-    "dry_run": typer.Option(
-        "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW
-    ),
-    "files": typer.Option(
-        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW
-    ),
-    "explain": typer.Option(
-        "--explain",
-        help="Print the reason of each generated field, and stop.",
-        rich_help_panel=SHOW,
     ),
 }
 
@@ -147,14 +121,15 @@ def accept(
     from drillyard.acceptance.hardware_rows import require_machine
     from drillyard.acceptance.results import EXIT_CODES
     from drillyard.cli.acceptance_output import (
+        AcceptanceFiles,
         acceptance_file,
         drain_nodes,
-        report_outcome,
+        print_outcome,
         require_drain,
-        write_hardware_file,
     )
     from drillyard.cli.launch import show_plans
     from drillyard.errors import ConfigError
+    from drillyard.launch.remote_files import print_notice
     from drillyard.launch.submission import plan_requests
 
     require_drain(drain, max_share)
@@ -172,6 +147,8 @@ def accept(
         }
         if given_options := [name for name, value in job_options.items() if value]:
             raise ConfigError(f"{given_options[0]}: is of a job, and --from submits none")
+        written = AcceptanceFiles(acceptance_file(output) if output else None, write_hardware)
+        written.require_replaceable()
         outcome = outcome_of_files(
             recorded,
             cluster_file=cluster,
@@ -180,10 +157,8 @@ def accept(
             hardware=hardware,
             baseline_file=baseline,
         )
-        file = acceptance_file(output) if output else None
-        report_outcome(outcome, recorded[0].name, file, as_json=as_json)
-        if write_hardware is not None:
-            write_hardware_file(outcome, write_hardware, recorded[0].name)
+        print_outcome(outcome, as_json=as_json)
+        written.write(outcome, recorded[0].name)
         raise typer.Exit(EXIT_CODES[outcome.verdict])
     if cluster is None:
         raise ConfigError(
@@ -228,8 +203,12 @@ def accept(
         )
         return
     config = acceptance.request.run
-    place = output or Path(config.output, config.name)
-    file = acceptance_file(place)
+    default = Path(config.output, config.name, "acceptance.json")
+    file = acceptance_file(output) if output else default
+    written = AcceptanceFiles(file, write_hardware)
+    written.require_replaceable()
+    if baseline is not None and baseline.resolve() == file.resolve():
+        print_notice(f"{baseline}: this run replaces its baseline; --output elsewhere keeps it")
     if part is not None:
         from drillyard.acceptance.without_scheduler import run_node_part
 
@@ -239,9 +218,8 @@ def accept(
         outcome = found
     else:
         outcome = run_acceptance(acceptance)
-    report_outcome(outcome, acceptance.request.cluster.name, file, as_json=as_json)
-    if write_hardware is not None:
-        write_hardware_file(outcome, write_hardware, config.name)
+    print_outcome(outcome, as_json=as_json)
     if drain:
         drain_nodes(acceptance.request.cluster, outcome, max_share)
+    written.write(outcome, acceptance.request.cluster.name)
     raise typer.Exit(EXIT_CODES[outcome.verdict])
