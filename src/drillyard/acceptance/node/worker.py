@@ -24,7 +24,6 @@ from .clock_watch import ClockWatch
 from .mesh_server import MeshServer
 from .messages import (
     BEAT_SECONDS,
-    MOST_BYTES,
     NodeConnection,
     is_proof,
     lost_reason,
@@ -111,7 +110,7 @@ def _shake_hands(
         raise NotJoined(str(answer["refused"]))
     if secret and not is_proof(answer.get("proof"), secret, "node 0", nonce):
         raise NotJoined("the program that answers does not know the secret of this run")
-    connection.longest = MOST_BYTES
+    connection.joined(LEFT_BEHIND_SECONDS)
 
 
 def _own_host() -> str:
