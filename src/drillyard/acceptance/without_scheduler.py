@@ -24,6 +24,7 @@ from drillyard.guarded_files import read_bytes
 from drillyard.launch.network import network_of
 from drillyard.launch.prepared_run import processes_per_node
 from drillyard.plan_files import PlanFile
+from drillyard.safe_files import require_replaceable
 
 MASTER_PORT = 29400
 _END_SECONDS = 15.0
@@ -62,6 +63,8 @@ def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outco
     configured = cluster.environment
     network = network_of(cluster, acceptance.expected.catalog, image=None, configured=configured)
     files = [*acceptance.request.files, *([network.file] if network.file else [])]
+    if part.rank == 0:
+        require_replaceable(output / EVIDENCE, _is_evidence, "move it away, or give --output")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
         # As in a launch directory.
@@ -89,6 +92,15 @@ def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outco
             raise UserError(f"node {part.rank}: did not take part to the end (exit code {code})")
         return None
     return _outcome(acceptance, part, output / EVIDENCE, code)
+
+
+def _is_evidence(content: bytes) -> bool:
+    """Whether content is what node 0 of some acceptance observed."""
+    try:
+        parse_evidence(content, EVIDENCE)
+    except UserError:
+        return False
+    return True
 
 
 def _outcome(acceptance: Acceptance, part: NodePart, path: Path, code: int) -> Outcome:
