@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from drillyard.acceptance import node
+from drillyard.acceptance.job import node_files
 from drillyard.acceptance.node import evidence_file, probe_host, probe_process, probe_storage
 from drillyard.acceptance.node.evidence_file import write_evidence
 from drillyard.acceptance.node.probe_process import ProbeProcesses
-
-NODE = Path(node.__file__).parent
 
 
 def python(code: str) -> list[str]:
@@ -86,10 +84,12 @@ def test_what_is_not_an_object_is_an_error(printed: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["/dev/null/scratch", "/proc/scratch"])
-def test_storage_that_cannot_be_written_is_named_in_one_line(place: str) -> None:
+def test_storage_that_cannot_be_written_is_named_in_one_line(place: str, tmp_path: Path) -> None:
+    for file in node_files():
+        (tmp_path / Path(file.path).name).write_text(file.content)
     arguments = {"bytes": 1, "files": 1, "files_seconds": 1}
     ran = subprocess.run(
-        [sys.executable, str(NODE), "probe", "storage"],
+        [sys.executable, str(tmp_path), "probe", "storage"],
         input=json.dumps(arguments),
         env={**os.environ, "ACCEPTANCE_SCRATCH": place},
         capture_output=True,
