@@ -169,9 +169,12 @@ def next_round(
             take(node, partner)
     several_racks = len({view.rack(node) for node in nodes}) > 1
     unmeasured_racks = number == 1 and several_racks
-    if any(view.of(node) for node in suspects) or unmeasured_racks or len(crossing) > 1:
+    if not (suspects or again or unmeasured_racks):
+        return []
+    if suspects or unmeasured_racks or len(crossing) > 1:
+        # They cost no time beside the others, and say how often a result is bad by chance.
         pairs += _across_racks(view, free)
-    return pairs if suspects or again or unmeasured_racks else []
+    return pairs
 
 
 def _both_cleared(view: _View, result: PairResult) -> bool:
