@@ -7,9 +7,9 @@ import random
 import pytest
 from benchmarks.acceptance_search import Cluster, after_one_bad_pair, searched
 
+from drillyard.acceptance.checks.slow_pairs import conclude
 from drillyard.acceptance.node.search import PairResult, next_round
 from drillyard.acceptance.node.worker import NodePlace
-from drillyard.acceptance.pair_conclusions import conclude
 
 SEEDS = range(360)
 
