@@ -14,6 +14,7 @@ from drillyard.cli.options import (
     SHOW_PLAN_FLAGS,
     node_flags,
     print_json,
+    require_dry_run,
     with_flags,
 )
 
@@ -144,6 +145,7 @@ def launch(
         )
 
     require_drain(drain, max_share)
+    require_dry_run(files, dry_run)
     if drain and accept is None:
         raise ConfigError("--drain: takes out what --accept finds, which is not given; give both")
     level = None if accept is None else level_named(accept, "--accept")

@@ -106,6 +106,14 @@ SHOW_PLAN_FLAGS: Final = {
 }
 
 
+def require_dry_run(files: bool, dry_run: bool) -> None:
+    """Raise ConfigError where --files would show nothing."""
+    from drillyard.errors import ConfigError
+
+    if files and not dry_run:
+        raise ConfigError("--files: goes with --dry-run, which is not given; give both or neither")
+
+
 def node_flags(exclude_panel: str, drain_panel: str) -> dict[str, Any]:
     """Options of commands that submit a job and may take nodes out of the scheduler's hands."""
     return {
