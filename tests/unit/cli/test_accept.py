@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.unit.acceptance.nccl_samples import a4_output
 from tests.unit.estimation.requests import run_config
 
+from drillyard.acceptance import without_scheduler
 from drillyard.cli import main as cli
 
 Capture = pytest.CaptureFixture[str]
@@ -131,6 +133,31 @@ def test_recorded_output_takes_no_option_of_probes(
 def test_an_option_of_a_node_s_part_is_named(here: Path, capsys: Capture, option: str) -> None:
     code, _, err = accept(capsys, "cluster.yaml", option)
     assert code == 2 and option.split("=")[0] in err.split("--node-rank")[0]
+
+
+def test_a_port_that_is_taken_is_named_and_another_one_works(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_scheduler, "_run", lambda *_: 7)
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, out, err = accept(capsys, "cluster.yaml", *PART, "--master-port", port)
+    assert (code, out) == (2, "") and f"--master-port {port}" in err
+    code, out, _ = accept(capsys, "cluster.yaml", *PART, "--master-port", port)
+    assert code == 3 and "exit code 7" in out
+
+
+def test_evidence_of_another_program_is_not_replaced(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_scheduler, "_run", lambda *_: 7)
+    notes = Path("place/acceptance/evidence.json")
+    notes.parent.mkdir(parents=True)
+    notes.write_text("notes of mine")
+    code, _, err = accept(capsys, "cluster.yaml", *PART, "--output", "place")
+    assert code == 2 and str(notes) in err
+    # The remedy.
+    assert accept(capsys, "cluster.yaml", *PART, "--output", "other")[0] == 3
 
 
 @pytest.mark.parametrize("command", ["accept", "launch"])
