@@ -1,7 +1,7 @@
 """What makes pairs of nodes slow: a node, a link, a rack or all of the fabric.
 
-The conclusion is that of `node/search.py`, from the same results by which node 0 chose the pairs of
-each round. A node is blamed only where that is proven.
+The conclusion is that of `pair_conclusions.py`, from the same results by which node 0 chose the
+pairs of each round. A node is blamed only where that is proven.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.collectives import collective_result
 from drillyard.acceptance.collective_evidence import PROBES, measured_collectives
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.node.search import Conclusion, PairResult, conclude
+from drillyard.acceptance.node.search import PairResult
+from drillyard.acceptance.pair_conclusions import Conclusion, conclude
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.acceptance.thresholds import UNIT
 
