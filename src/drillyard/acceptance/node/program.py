@@ -31,6 +31,9 @@ _FINISH_SECONDS = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAUNCHED = "DRILLYARD_LAUNCH_ROUND"
 """Every launcher sets it for a command."""
+_SEGMENT_BYTES = 536
+"""Of connections to node 0, both ways: a path that loses large packets without a word must be
+reported, and not end the node's connection. Every IPv4 path carries so much (RFC 9293, 3.7.1)."""
 _SIGNAL_SECONDS = 0.5
 """Waits are cut in pieces: a signal between the interpreter's last look and the start of an endless
 wait would be seen only when that wait ends."""
@@ -113,6 +116,7 @@ def run_node(options: argparse.Namespace) -> int:
         if place.rank == 0:
             try:
                 listener = listen(place.master_port)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
             except OSError as error:
                 print(f"error: node 0 cannot listen: {error}", file=sys.stderr)
                 return 1
