@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from drillyard.cli.options import config_to_read, with_flags
+from drillyard.cli.options import POOL, config_to_read, with_flags
 
 JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
 RECORDED = "Recorded output"
@@ -24,6 +24,7 @@ FLAGS = {
         help="Nodes to check; default: the idle ones where the scheduler says, else the config's."
         " With --from: of each table, default: as it says.",
     ),
+    "pool": POOL,
     "run": typer.Option(
         metavar="RUN.YAML", help="The run to come: storage is checked at its checkpoint's size."
     ),
@@ -114,6 +115,7 @@ def accept(
     cluster: Path | None = None,
     level: str = "quick",
     nodes: int | None = None,
+    pool: str | None = None,
     run: Path | None = None,
     baseline: Path | None = None,
     hardware: Path | None = None,
@@ -165,6 +167,7 @@ def accept(
             "--drain": drain,
             "--exclude": exclude,
             "--node-rank": node_rank is not None,
+            "--pool": pool,
             "--run": run,
             "--wait-seconds": wait_seconds,
             "--dry-run": dry_run,
@@ -207,6 +210,7 @@ def accept(
             cluster,
             level_named(level),
             nodes=nodes,
+            pool=pool,
             dry_run=dry_run or explain,
             fixed_nodes=part is not None,
             run=config_of_run,

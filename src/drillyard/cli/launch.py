@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from drillyard.cli.options import print_json, with_flags
+from drillyard.cli.options import POOL, print_json, with_flags
 
 if TYPE_CHECKING:
     from drillyard.acceptance.accept_command import Acceptance
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from drillyard.launch.request import LaunchRequest
 
 SHOW, HOW, FIRST = "Show the plan", "Launch", "Check the nodes first"
-
 
 FLAGS = {
     "run": typer.Argument(
@@ -33,6 +32,7 @@ FLAGS = {
         "--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."
     ),
     "nodes": typer.Option(min=1, metavar="N", help="Nodes, in place of the cluster config's."),
+    "pool": POOL,
     "sweep": typer.Option(
         metavar="KEY=VALUES",
         help="Launch one run per value: a,b or 1..16; repeated: every combination.",
@@ -118,6 +118,7 @@ def launch(
     cluster: Path = Path("cluster.yaml"),
     overrides: list[str] | None = None,
     nodes: int | None = None,
+    pool: str | None = None,
     sweep: list[str] | None = None,
     sync: bool = False,
     replace: bool = False,
@@ -157,6 +158,7 @@ def launch(
             cluster,
             overrides=overrides or [],
             nodes=nodes,
+            pool=pool,
             sweep=sweep or [],
             sync=sync,
             max_failures=max_failures,
@@ -193,7 +195,7 @@ def launch(
     for line in check_memory(requests, force=force):
         print(line, file=sys.stderr)
     if level is not None:
-        excluded = _checked(cluster, level, nodes, exclude or [], drain, max_share)
+        excluded = _checked(cluster, level, nodes, pool, exclude or [], drain, max_share)
         requests, plans = planned(excluded)
     for plan in plans:
         for warning in plan.warnings:
@@ -205,6 +207,7 @@ def _checked(
     cluster: Path,
     level: Level,
     nodes: int | None,
+    pool: str | None,
     exclude: list[str],
     drain: bool,
     max_share: float | None,
@@ -220,7 +223,7 @@ def _checked(
         if drain and outcome.culprits:
             drain_nodes(acceptance.request.cluster, outcome, max_share)
 
-    return nodes_to_exclude(cluster, level, nodes, exclude, report)
+    return nodes_to_exclude(cluster, level, nodes, exclude, report, pool=pool)
 
 
 def show_plans(
