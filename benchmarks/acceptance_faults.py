@@ -1,7 +1,8 @@
 """What `drillyard accept` finds of faults that are given from outside: a table of every kind with
 three seeds, on two sshd hosts of a network of their own, and 20 quick runs without a fault.
 
-    python benchmarks/acceptance_faults.py [--seeds 3] [--healthy 20] [--only WORDS] [--markdown FILE]
+    python benchmarks/acceptance_faults.py [--seeds 3] [--healthy 20] [--only WORDS]
+                                           [--markdown FILE]
 
 `make soak` runs it, as root: hosts are namespaces of Linux. The baseline is a first run, as no
 published row fits a CPU. The node is drawn by the seed; every second seed lists the hosts in the
@@ -10,7 +11,7 @@ real Slurm cluster: its acceptance.json must have the same results but for figur
 
 Cost: about 20 s a run on two quiet cores. Exit code 0 when every fault was named first, no other
 node was blamed, and all runs without a fault passed.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
