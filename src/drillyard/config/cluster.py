@@ -73,8 +73,8 @@ class ClusterConfig(StrictModel):
     hardware: LocalFile | None = Field(
         default=None,
         description=(
-            "File with your own hardware and prices, laid over what is known; a relative path is"
-            " relative to this file."
+            "File with your own hardware and prices, which win over the built-in ones; a relative"
+            " path is relative to this file."
         ),
     )
     consumption: Consumption | None = Field(

@@ -67,7 +67,8 @@ class EstimateOptions:
         int | None, Flag("GPUs in a node, with --accelerator; default: 8.", WHERE)
     ] = None
     hardware: Annotated[
-        Path | None, Flag("Your own hardware and prices, laid over what is known.", WHERE, "FILE")
+        Path | None,
+        Flag("Your own hardware and prices, which win over the built-in ones.", WHERE, "FILE"),
     ] = None
     overrides: Annotated[
         list[str] | None,

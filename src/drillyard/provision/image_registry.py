@@ -177,7 +177,7 @@ class _Registry:
                     f"{self.tag.manifest}: leads to {url[:200]}, which is not an https:// address"
                     " of another machine"
                 )
-        raise UserError(f"{self.tag.manifest}: leads on for ever")
+        raise UserError(f"{self.tag.manifest}: redirects more than {_REDIRECTS} times")
 
     def _is_allowed(self, url: str) -> bool:
         """Whether an address that the registry names may be asked: encrypted and not of this
