@@ -104,14 +104,18 @@ def on_pool(cluster: ClusterConfig, name: str | None, nodes: int | None) -> Clus
         each.name or default_pool_name(cluster.name, each.consumption) for each in creation.pools
     ]
     queue = cluster.section_as(KubernetesConfig).queue
-    chosen = queue if name is None and queue in names else name or first
+    chosen = name
+    if chosen is None:
+        chosen = queue if queue in names else first
     if chosen == first:
         # Without further pools all nodes are its own.
         return _in_queue(cluster, first if queue in names else queue, first) if names else cluster
     if chosen not in names:
         meant = closest_name(chosen, [first, *names])
         hint = f"did you mean {meant}?" if meant else f"it has {', '.join([first, *names])}"
-        raise ConfigError(f"--pool {chosen}: cluster {cluster.name} has no such pool; {hint}")
+        raise ConfigError(
+            f"--pool {chosen or '(empty)'}: cluster {cluster.name} has no such pool; {hint}"
+        )
     number = names.index(chosen)
     return _moved(cluster, creation.pools[number], number, chosen, nodes)
 

@@ -335,7 +335,10 @@ _REASONS = {
         "then the pods of a lost node are deleted",
         "cluster.yaml: kubernetes.lost_node_seconds",
     ),
-    "queue": ("Kueue admits the run when its quota has room", "cluster.yaml: kubernetes.queue"),
+    "queue": (
+        "Kueue admits the run when its quota has room",
+        "cluster.yaml: kubernetes.queue, or the pool of the run",
+    ),
     "maxRunSeconds": ("counted by Kueue from admission", "cluster.yaml: kubernetes.max_run_hours"),
     "provisioning": (
         "what a queue with flex-start asks the cloud for",

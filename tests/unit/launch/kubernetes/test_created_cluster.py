@@ -220,7 +220,11 @@ def test_settings_of_a_stack_hold_for_pools_that_have_it(left_by_up: Path) -> No
 
 @pytest.mark.parametrize(
     ("pool", "words"),
-    [("hihg", "did you mean high"), ("none-of-them", "c-flex-start-queued, c-spot, high, small")],
+    [
+        ("", "it has"),
+        ("hihg", "did you mean high"),
+        ("none-of-them", "c-flex-start-queued, c-spot, high, small"),
+    ],
 )
 def test_a_pool_that_the_cluster_does_not_have(left_by_up: Path, pool: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
