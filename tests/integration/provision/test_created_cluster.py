@@ -82,7 +82,7 @@ def node(mode: str, number: int, **more: str) -> dict[str, Any]:
 def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     """With the plan's releases installed: JobSet and Kueue are there, so only our own is."""
     made = Admin(cluster, tmp_path_factory.mktemp("admin"))
-    made.value(INSTALL, config(made, "on-demand"))
+    made.value(INSTALL, config(made))
     cluster.kubectl(
         "wait", "--for", "condition=Active", "clusterqueue", "--all", "--timeout", "60s"
     )
@@ -97,11 +97,14 @@ def config(admin: Admin, **changes: Any) -> Path:
     return path
 
 
-def launch(admin: Admin, name: str, cluster: Path, mode: str, *, check: bool = True) -> Any:
-    """Launch a run on the pool of nodes that are bought in this way."""
+def launch(
+    admin: Admin, name: str, cluster: Path, mode: str | None = None, *, check: bool = True
+) -> Any:
+    """Launch a run, on the pool of nodes that are bought in this way."""
+    pool = ["--pool", f"c-{mode}"] if mode else []
     run = admin.directory / "run.yaml"
     run.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["true"]}}))
-    return admin.drillyard("launch", run, "--cluster", cluster, "--pool", f"c-{mode}", check=check)
+    return admin.drillyard("launch", run, "--cluster", cluster, *pool, check=check)
 
 
 def workload(admin: Admin, run: str, namespace: str = PRIVILEGED) -> dict[str, Any]:
