@@ -19,9 +19,9 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.estimation.request import EstimateOptions, build_request
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.created_cluster import NODE_POOL
 from drillyard.launch.kubernetes.release import VALUES
 from drillyard.launch.submission import load_cluster, plan_launch
+from drillyard.provision.cluster_chart import NODE_POOL
 from drillyard.provision.provisioner import plan_file
 from drillyard.provision.up import MadeCluster, launch_config
 
