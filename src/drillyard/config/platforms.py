@@ -134,6 +134,9 @@ class PlatformFacts:
     also of one that lacks settings, cannot be created."""
     instead_of_provisioning: str = "runs start there with `drillyard launch`"
     """What to do where `drillyard cluster` cannot create a cluster of the platform."""
+    cluster_check: str = ""
+    """The `module:name` of a function (`launch/cluster_check.py`) with which `drillyard cluster
+    status` looks at all nodes of a cluster that exists; empty: it cannot."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 

@@ -104,7 +104,7 @@ def test_what_leads_to_an_address_that_is_not_encrypted_or_nowhere_is_refused(
 ) -> None:
     registry.push(NAME, "one")
     registry.changed = lambda request, *answer: (302, {"Location": place}, b"")
-    with pytest.raises(UserError, match="leads|redirects"):
+    with pytest.raises(UserError, match=r"leads|redirects"):
         image_digest(f"{registry.address}/{NAME}")
 
 
