@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -108,19 +107,27 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
 
 
 def replace_file(
-    path: Path, data: bytes, *, draft: Path | None = None, durable: bool = False
+    path: Path,
+    data: bytes,
+    *,
+    draft: Path | None = None,
+    durable: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Write a file that readers see whole or not at all: under the name `draft`, then renamed to
     `path`.
 
     Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces
-    what a killed writer left. `durable`: the content is on the disk before it gets its name. Raises
+    what a killed writer left. `durable`: the content is on the disk before it gets its name.
+    `mode`: the permissions of the file, before it has content; default: as the umask has it. Raises
     OSError, with `path` unchanged.
     """
-    mode = "xb" if draft is None else "wb"
+    how = "xb" if draft is None else "wb"
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with draft.open(mode) as file:
+    with draft.open(how) as file:
         try:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(data)
             if durable:
                 file.flush()
@@ -169,19 +176,6 @@ def require_replaceable(path: Path, is_own: Callable[[bytes], bool], remedy: str
         raise UserError(
             f"{path}: exists, and this command did not write it, or it was edited since; {remedy}"
         )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file under another name and rename it into place. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def is_marked(mark: bytes) -> Callable[[bytes], bool]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from drillyard.cli.options import (
+    POOL,
     SHOW_PLAN_FLAGS,
     config_to_read,
     node_flags,
@@ -38,6 +39,7 @@ FLAGS = {
         help="Nodes to check; default: the idle ones where the scheduler says, else the config's."
         " With --from: of each table, default: as it says.",
     ),
+    "pool": POOL,
     "run": typer.Option(
         metavar="RUN.YAML", help="The run to come: storage is checked at its checkpoint's size."
     ),
@@ -100,6 +102,7 @@ def accept(
     cluster: Path | None = None,
     level: str | None = None,
     nodes: int | None = None,
+    pool: str | None = None,
     run: Path | None = None,
     baseline: Path | None = None,
     hardware: Path | None = None,
@@ -159,7 +162,12 @@ def accept(
         "--master-port": master_port,
     }
     if recorded:
-        of_probes: dict[str, object] = {"--level": level, "--run": run, "--node-rank": node_rank}
+        of_probes: dict[str, object] = {
+            "--level": level,
+            "--pool": pool,
+            "--run": run,
+            "--node-rank": node_rank,
+        }
         _require_absent({**of_probes, **of_job, **of_node}, "is of a job, and --from submits none")
         _judge_recorded(
             recorded,
@@ -196,6 +204,7 @@ def accept(
             cluster,
             level_asked,
             nodes=nodes,
+            pool=pool,
             dry_run=dry_run or explain,
             fixed_nodes=part is not None,
             run=config_of_run,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from drillyard.cli.options import (
+    POOL,
     SHOW_PLAN,
     SHOW_PLAN_FLAGS,
     node_flags,
@@ -41,6 +42,7 @@ FLAGS = {
         "--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."
     ),
     "nodes": typer.Option(min=1, metavar="N", help="Nodes, in place of the cluster config's."),
+    "pool": POOL,
     "sweep": typer.Option(
         metavar="KEY=VALUES",
         help="Launch one run per value: a,b or 1..16; repeated: every combination.",
@@ -98,6 +100,7 @@ def launch(
     cluster: Path = Path("cluster.yaml"),
     overrides: list[str] | None = None,
     nodes: int | None = None,
+    pool: str | None = None,
     sweep: list[str] | None = None,
     sync: bool = False,
     replace: bool = False,
@@ -137,6 +140,7 @@ def launch(
             cluster,
             overrides=overrides or [],
             nodes=nodes,
+            pool=pool,
             sweep=sweep or [],
             sync=sync,
             max_failures=max_failures,
@@ -174,7 +178,7 @@ def launch(
     for line in check_memory(requests, force=force):
         print(line, file=sys.stderr)
     if level is not None:
-        excluded = _checked(requests[0], cluster, level, nodes, drain, max_share)
+        excluded = _checked(requests[0], cluster, level, nodes, pool, drain, max_share)
         requests, plans = planned(excluded)
     for plan in plans:
         for warning in plan.warnings:
@@ -187,6 +191,7 @@ def _checked(
     cluster: Path,
     level: Level,
     nodes: int | None,
+    pool: str | None,
     drain: bool,
     max_share: float | None,
 ) -> list[str]:
@@ -211,7 +216,7 @@ def _checked(
             drain_nodes(acceptance.request.cluster, outcome, max_share)
         files.write(outcome, request.cluster.name)
 
-    return nodes_to_exclude(cluster, level, nodes, list(request.exclude), report)
+    return nodes_to_exclude(cluster, level, nodes, list(request.exclude), report, pool=pool)
 
 
 def show_plans(

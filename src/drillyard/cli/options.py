@@ -28,6 +28,9 @@ OUTPUT = "Output"
 _RUNS: Final = Path("runs")
 _MOST_SHOWN: Final = 8
 
+POOL: Final = typer.Option(
+    metavar="NAME", help="A further pool of the cluster config (cluster.pools), not the first."
+)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,

@@ -123,6 +123,9 @@ class PlatformFacts:
     completed: str = ""
     """The `module:name` of a function `(ClusterConfig) -> ClusterConfig` that fills in what a file
     leaves out and the rest of it decides, before the config is checked; empty: nothing."""
+    on_pool: str = ""
+    """The `module:name` of a function `(ClusterConfig, pool, nodes) -> ClusterConfig`: the config
+    as a run on a pool needs it (`config/cluster.py`); empty: a cluster has no pools."""
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""
