@@ -123,6 +123,9 @@ class PlatformFacts:
     completed: str = ""
     """The `module:name` of a function `(ClusterConfig) -> ClusterConfig` that fills in what a file
     leaves out and the rest of it decides, before the config is checked; empty: nothing."""
+    on_pool: str = ""
+    """The `module:name` of a function `(ClusterConfig, pool, nodes) -> ClusterConfig`: the config
+    as a run on a pool needs it (`config/cluster.py`); empty: a cluster has no pools."""
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""
@@ -131,6 +134,9 @@ class PlatformFacts:
     also of one that lacks settings, cannot be created."""
     instead_of_provisioning: str = "runs start there with `drillyard launch`"
     """What to do where `drillyard cluster` cannot create a cluster of the platform."""
+    cluster_check: str = ""
+    """The `module:name` of a function (`launch/cluster_check.py`) with which `drillyard cluster
+    status` looks at all nodes of a cluster that exists; empty: it cannot."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
