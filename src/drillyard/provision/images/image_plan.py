@@ -4,13 +4,15 @@ Build, in a temporary directory that has the files of the build.
 No time of the build is in an image. docker sets times that are later than the commit's to the
 commit's (https://github.com/moby/buildkit/blob/master/docs/build-repro.md), and its attestations,
 which carry the build's, are off. podman and buildah set all times to one (`--timestamp` of
-buildah-build(1)), which is the same for every commit: they take a kept step as it is, and one with
-another commit's time would give other bytes than a build without it.
+buildah-build(1)), which is the same for every commit, and get the labels as a last instruction:
+they take a kept step as it is, and one with another commit's time or labels would give other bytes
+than a build without it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +29,12 @@ CLOUD_BUILD, CLOUD_PLATFORM = "cloud-build", "linux/amd64"
 LOCAL_BUILDERS = ("docker", "podman", "buildah")
 BUILDERS = (*LOCAL_BUILDERS, CLOUD_BUILD)
 CONTEXT, ARCHIVE, CLOUD_CONFIG = "context", "context.tar.gz", "cloudbuild.json"
+LABELS = "labels"
 DIGEST_FILE = "digest"
 FILE_EPOCH = 315532800
 """1980-01-01, the earliest time that ZIP files have; that of docker/Dockerfile."""
 _CLOUD_DOCKER = "gcr.io/cloud-builders/docker"
+_SPECIAL, _ESCAPED = re.compile(r'["\\$]'), r"\\\g<0>"
 _PLUGIN_HINT = (
     "docker builds with its plugin buildx, which `docker buildx version` shows; --builder podman"
     " and --builder buildah need none"
@@ -101,6 +105,12 @@ def image_labels(context: BuildContext, base: BaseImage) -> dict[str, str]:
     return {f"org.opencontainers.image.{key}": value for key, value in labels.items() if value}
 
 
+def label_instruction(labels: Mapping[str, str]) -> str:
+    """The labels as an instruction of a Dockerfile: builders append what further files have."""
+    quoted = [f'{key}="{_SPECIAL.sub(_ESCAPED, value)}"' for key, value in labels.items()]
+    return "LABEL " + " \\\n    ".join(quoted) + "\n"
+
+
 def tagged(image: str, context: BuildContext) -> str:
     """The image with a tag: its own, or the commit's. Raises UserError for what is not a name."""
     tag_of(image)
@@ -129,12 +139,9 @@ def plan_build(
 ) -> ImagePlan:
     """The build of `image`. `further` are arguments for the builder; `cloud` and `cloud_flags`
     belong to Cloud Build."""
-    given = [
-        "--tag",
-        image,
-        *_pairs("--build-arg", arguments),
-        *_pairs("--label", image_labels(context, base)),
-    ]
+    labels = image_labels(context, base)
+    named = ["--tag", image, *_pairs("--build-arg", arguments)]
+    given = [*named, *_pairs("--label", labels)]
     command: tuple[str, ...]
     files: dict[str, str] = {}
     if builder == CLOUD_BUILD:
@@ -158,9 +165,10 @@ def plan_build(
             CONTEXT,
         )
     else:
+        files[LABELS] = label_instruction(labels)
         command = (
-            *(builder, "build", "--layers", "--file", f"{CONTEXT}/{dockerfile}"),
-            *given,
+            *(builder, "build", "--layers", "--file", f"{CONTEXT}/{dockerfile}", "--file", LABELS),
+            *named,
             *("--platform", platform, "--timestamp", str(FILE_EPOCH)),
             *further,
             CONTEXT,

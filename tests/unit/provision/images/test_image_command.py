@@ -18,7 +18,7 @@ from tests.facts import says
 from tests.unit.provision.images.checkout import EPOCH, git, make_checkout, make_programs
 
 from drillyard.cli.main import main
-from drillyard.provision.images.image_plan import cloud_config
+from drillyard.provision.images.image_plan import cloud_config, label_instruction
 
 ROOT = Path(__file__).parents[4]
 ACCEPTED = Path(__file__).with_name("gcloud_commands.txt").read_text().splitlines()
@@ -40,7 +40,10 @@ consumption: spot
 storage: {bucket: runs}
 """
 # What stands in for each builder: it keeps what it was given to build, and answers as it does.
-_KEEP = 'cp -r context "$KEPT" && find context -type f | sort >"$KEPT/list"'
+_KEEP = (
+    'cp -r context "$KEPT" && { [ ! -e labels ] || cp labels "$KEPT/labels"; }'
+    ' && find context -type f | sort >"$KEPT/list"'
+)
 SCRIPTS = {
     "docker": 'case "$1 $2" in "buildx version") exit 0;; "buildx build") ' + _KEEP + ";; "
     f'"image inspect") echo \'["other.example.com/a@{DIGEST}", "{IMAGE}@{DIGEST}"]\';; esac',
@@ -134,6 +137,15 @@ def words(call: list[str], flag: str) -> list[str]:
     return [value for name, value in itertools.pairwise(call) if name == flag]
 
 
+def labels(work: Workplace, call: list[str]) -> list[str]:
+    """The labels that a call gives, by flags or as the last instruction."""
+    if words(call, "--file")[1:] != ["labels"]:
+        return words(call, "--label")
+    text = (work.kept / "labels").read_text()
+    assert text.startswith("LABEL ")
+    return [word for word in shlex.split(text)[1:] if word != "\n"]
+
+
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
 def test_an_image_is_built_and_pushed(made: Callable[..., Workplace], builder: str) -> None:
     work = made(builder)
@@ -142,11 +154,11 @@ def test_an_image_is_built_and_pushed(made: Callable[..., Workplace], builder: s
     assert (built.code, built.out) == (0, f"{name}\n"), built.err
     (call,) = work.calls()
     assert words(call, "--tag") == [name]
-    assert words(call, "--file") == ["context/Dockerfile"]
+    assert words(call, "--file")[0] == "context/Dockerfile"
     assert words(call, "--platform") == ["linux/amd64"]
     assert call[-2:] == ["--no-cache", "context"]
     base, _, digest = BASE.partition("@")
-    assert words(call, "--label") == [
+    assert labels(work, call) == [
         f"{LABEL}.base.name={base}",
         f"{LABEL}.base.digest={digest}",
         f"{LABEL}.created=2026-02-03T04:05:06Z",
@@ -176,6 +188,12 @@ def test_an_image_is_built_and_pushed(made: Callable[..., Workplace], builder: s
     again = work.run(line.partition("drillyard image ")[2] + " --write cluster.yaml")
     assert again.code == 0
     assert (work.directory / "cluster.yaml").read_text() == text
+
+
+def test_labels_are_quoted() -> None:
+    assert label_instruction({"a": 'x "$Y" \\z', "b": "1"}) == (
+        'LABEL a="x \\"\\$Y\\" \\\\z" \\\n    b="1"\n'
+    )
 
 
 def test_what_dry_run_shows_is_what_runs(made: Callable[..., Workplace]) -> None:
@@ -346,7 +364,7 @@ def test_changed_and_untracked_files_are_named(made: Callable[..., Workplace]) -
     assert ended.out == f"{IMAGE}:sha-{work.commit[:12]}-dirty\n"
     assert says(ended.err, "'main.py' ... 'new.py'")
     (call,) = work.calls()
-    assert f"{LABEL}.revision={work.commit}-dirty" in call
+    assert f"{LABEL}.revision={work.commit}-dirty" in labels(work, call)
     assert "new.py" not in (work.kept / "list").read_text()
     assert (work.kept / "main.py").read_text() == "x = 2\n"
 
