@@ -16,11 +16,11 @@ from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.names import labelled
+from drillyard.provision.gcp.pool_networks import PoolNetwork
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.gke.control_plane import node_basics
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import labelled
 from drillyard.provision.gke.placement import add_placement
-from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.pools import key_path
 from drillyard.provision.terraform_document import (
     OURS,
@@ -38,7 +38,7 @@ DRANET_LABEL = "cloud.google.com/gke-networking-dra-driver"
 
 def add_gpu_pool(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     network: PoolNetwork,
     cluster: str,
     identity: Sequence[str],

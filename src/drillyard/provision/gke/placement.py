@@ -11,8 +11,8 @@ from drillyard.config.creation import CreationConfig
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, named
+from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 
@@ -47,7 +47,7 @@ def is_compact(pool: Pool, creation: CreationConfig) -> bool:
     return chosen and placement_problem(pool, compact=True) is None
 
 
-def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool) -> Body:
+def add_placement(document: TerraformDocument, settings: GoogleSettings, pool: Pool) -> Body:
     """The pool's block `placement_policy`, if it has one, and the policy that it refers to."""
     if nodes_of_domain(pool.machine) is not None:
         policy = _domain_policy(document, settings, pool.machine)
@@ -62,7 +62,7 @@ def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool
     return {}
 
 
-def _domain_policy(document: TerraformDocument, settings: GkeSettings, machine: Machine) -> str:
+def _domain_policy(document: TerraformDocument, settings: GoogleSettings, machine: Machine) -> str:
     topology = f"1x{machine.link_domain_accelerators}"
     label, name = f"domain_{topology}", f"{settings.name}-{topology}"
     address = f"google_compute_resource_policy.{label}"

@@ -1,4 +1,4 @@
-"""What every part of a GKE cluster's rendering needs to know of its config."""
+"""What every part of a cluster's rendering needs to know of its config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drillyard.provision.cluster_plan import CLUSTER_LABEL
 
 
 @dataclass(frozen=True)
-class GkeSettings:
+class GoogleSettings:
     """A config with its defaults: `creation` where the file has no section `cluster`, and the
     labels of everything."""
 
@@ -39,6 +39,6 @@ class GkeSettings:
         return {CLUSTER_LABEL: self.name, **self.creation.labels}
 
 
-def read_settings(cluster: ClusterConfig, facts: Catalog) -> GkeSettings:
-    """The settings of a config of platform gke, which has a project and a region."""
-    return GkeSettings(cluster, cluster.cluster or CreationConfig(), facts)
+def read_settings(cluster: ClusterConfig, facts: Catalog) -> GoogleSettings:
+    """The settings of a config that has a project and a region."""
+    return GoogleSettings(cluster, cluster.cluster or CreationConfig(), facts)

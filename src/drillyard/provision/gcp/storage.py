@@ -9,9 +9,9 @@ object, and what is deleted or overwritten can still be restored for some days
 
 from __future__ import annotations
 
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, labelled, named
-from drillyard.provision.gke.project_services import service_address
+from drillyard.provision.gcp.names import described, labelled, named
+from drillyard.provision.gcp.project_services import service_address
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 SECONDS_OF_A_DAY = 86400
@@ -23,7 +23,7 @@ _OVERWRITTEN = (
 )
 
 
-def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str, str] | None:
+def add_bucket(document: TerraformDocument, settings: GoogleSettings) -> tuple[str, str] | None:
     """Make storage.bucket, or use the existing one. Returns expressions of its name and of the
     project's number; None where the config names no bucket."""
     name, creation = settings.cluster.storage.bucket, settings.creation
@@ -95,7 +95,7 @@ def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str,
     return reference(made, "name"), reference(made, "project_number")
 
 
-def add_registry(document: TerraformDocument, settings: GkeSettings) -> None:
+def add_registry(document: TerraformDocument, settings: GoogleSettings) -> None:
     """The repository for the images of runs."""
     name, region = settings.name, settings.region
     document.add(

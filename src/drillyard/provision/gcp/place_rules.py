@@ -14,7 +14,7 @@ from drillyard.config.problems import Problem
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import Region
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.names import REGION, ZONE
+from drillyard.provision.gcp.names import REGION, ZONE
 from drillyard.provision.pools import key_path
 
 
