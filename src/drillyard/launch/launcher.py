@@ -337,7 +337,11 @@ def launcher_class(platform: str) -> type[Launcher[Any]]:
     facts = platforms().get(platform)
     if facts is None or not facts.launcher:
         able = ", ".join(name for name, each in platforms().items() if each.launcher)
-        raise ConfigError(f"platform {platform} cannot be launched on yet; these can: {able}")
+        instead = "" if facts is None else facts.instead_of_launching
+        raise ConfigError(
+            f"platform {platform}: no run is launched there{instead and f': {instead}'}\nPlatforms"
+            f" with a launcher: {able}"
+        )
     found: type[Launcher[Any]] = (
         resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
     )

@@ -1,4 +1,4 @@
-"""Rules of reservations that pools on Google Cloud take their nodes from."""
+"""Reservations that pools on Google Cloud take their nodes from: rules, and how they are named."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from drillyard.config.problems import Problem
 from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.pools import key_path
+
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
 
 def reservation_problems(
@@ -63,3 +65,12 @@ def shared_reservation_problems(pools: Sequence[Pool], project: str) -> Iterator
                     " reservation is of one machine, zone and way of buying: name another"
                 )
                 yield Problem(key_path(pool, "reservations"), message)
+
+
+def reservation_value(text: str, project: str) -> str:
+    """The reservation as its nodes name it: a block by its path, others' by their project."""
+    found = read_reservation(text)
+    assert found is not None, "refused by the rules"
+    if found.project in (None, project):
+        return f"{found.name}{found.block}"
+    return text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
+from drillyard.hardware.capacity import region_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import CLUSTER_LABEL
 
@@ -31,8 +32,9 @@ class GoogleSettings:
 
     @property
     def region(self) -> str:
-        assert self.cluster.location is not None and self.cluster.location.region is not None
-        return self.cluster.location.region
+        found = region_of(self.cluster)
+        assert found is not None
+        return found
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -40,5 +42,5 @@ class GoogleSettings:
 
 
 def read_settings(cluster: ClusterConfig, facts: Catalog) -> GoogleSettings:
-    """The settings of a config that has a project and a region."""
+    """The settings of a config that has a project, and a region or a zone."""
     return GoogleSettings(cluster, cluster.cluster or CreationConfig(), facts)

@@ -18,13 +18,13 @@ from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gcp.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gcp.reservation_rules import (
     reservation_problems,
     shared_reservation_problems,
 )
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
-from drillyard.provision.gke.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.pools import key_path
 
