@@ -15,6 +15,7 @@ from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 SECONDS_OF_A_DAY = 86400
+BUCKET_ROLE = "roles/storage.objectUser"
 UNFINISHED_UPLOAD_DAYS = 7
 _KEPT = "cluster.yaml: cluster.bucket_keep_versions"
 _OVERWRITTEN = (
@@ -93,6 +94,24 @@ def add_bucket(document: TerraformDocument, settings: GoogleSettings) -> tuple[s
         after=[service_address("storage.googleapis.com")],
     )
     return reference(made, "name"), reference(made, "project_number")
+
+
+def add_bucket_access(
+    document: TerraformDocument, settings: GoogleSettings, bucket: str, member: str
+) -> None:
+    """Let the nodes read and write the bucket. `bucket`: its name or an expression; `member`: an
+    expression of their account."""
+    name = settings.cluster.storage.bucket
+    document.add(
+        "google_storage_bucket_iam_member",
+        "nodes",
+        {
+            "bucket": because(bucket, "run directories and data", "cluster.yaml: storage.bucket"),
+            "role": because(BUCKET_ROLE, "read, write and delete objects, and nothing else"),
+            "member": because(member, "the nodes"),
+        },
+        name=f"{BUCKET_ROLE} nodes on {name}",
+    )
 
 
 def add_registry(document: TerraformDocument, settings: GoogleSettings) -> None:

@@ -30,6 +30,7 @@ from drillyard.provision.gcp.pool_networks import (
     pool_networks,
 )
 from drillyard.provision.gcp.project_services import add_project_services
+from drillyard.provision.gcp.providers import required_providers
 from drillyard.provision.gcp.settings import GoogleSettings, read_settings
 from drillyard.provision.gcp.storage import add_bucket, add_registry
 from drillyard.provision.gke.cluster_rules import setting_problems
@@ -40,11 +41,8 @@ from drillyard.provision.gke.node_pools import add_gpu_pool
 from drillyard.provision.gke.pool_rules import pool_problems, version_needs
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices
-from drillyard.provision.terraform_document import Body, TerraformDocument
+from drillyard.provision.terraform_document import TerraformDocument
 
-PROVIDER_VERSION = ">= 7.45.0, < 9.0.0"
-"""7.45 and 8.7 accept the same resources (terraform providers schema; tests hold both)."""
-TERRAFORM_VERSION = ">= 1.9.0"
 SERVICES = {
     "cloudresourcemanager.googleapis.com": "roles on the project",
     "compute.googleapis.com": "networks, and the nodes",
@@ -85,7 +83,9 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         region=region,
         zone=pools[0].zone,
         pools=pools,
-        terraform=document.as_json({"google": {"project": project, "region": region}}, _required()),
+        terraform=document.as_json(
+            {"google": {"project": project, "region": region}}, required_providers()
+        ),
         state_bucket=state_bucket,
         resources=(state, *document.resources),
         interfaces=interfaces,
@@ -135,11 +135,6 @@ def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
         *(each for each in of_pools if each.path not in misplaced),
         *(range_problems(creation.ranges, sizes) if fits else ()),
     ]
-
-
-def _required() -> Body:
-    google = {"source": "hashicorp/google", "version": PROVIDER_VERSION}
-    return {"required_version": TERRAFORM_VERSION, "required_providers": {"google": google}}
 
 
 def _range_sizes(

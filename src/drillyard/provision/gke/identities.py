@@ -12,13 +12,13 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, SERVICE_ACCOUNT
 from drillyard.provision.gcp.settings import GoogleSettings
+from drillyard.provision.gcp.storage import BUCKET_ROLE
 from drillyard.provision.terraform_document import TerraformDocument, because
 
 NODE_ROLES = {
     "roles/container.defaultNodeServiceAccount": "logs, metrics and what else every node does",
     "roles/artifactregistry.reader": "images of any repository of the project",
 }
-BUCKET_ROLE = "roles/storage.objectUser"
 
 
 def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
-from drillyard.hardware.capacity import CLOUD_TITLES
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.cloud_limits import limit, way_of_buying
+from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
-from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.machine_rules import machine_problems
 from drillyard.provision.gcp.placement import nodes_of_domain, placement_problem
 from drillyard.provision.gcp.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gcp.reservation_rules import (
@@ -39,7 +38,7 @@ def pool_problems(
     assert cluster.location is not None and cluster.location.project is not None
     for network in networks:
         pool = network.pool
-        yield from _machine(cluster, network, facts)
+        yield from machine_problems(cluster, network, facts, "GKE", by_type=True)
         yield from reservation_problems(pool, cluster.location.project, shared_blocks=False)
         yield from _limits(cluster, pool)
         yield from _pod_network(cluster, network)
@@ -56,40 +55,6 @@ def pool_problems(
     yield from shared_reservation_problems(
         [each.pool for each in networks], cluster.location.project
     )
-
-
-def _machine(cluster: ClusterConfig, network: PoolNetwork, facts: Catalog) -> Iterator[Problem]:
-    machine = network.pool.machine
-    path = key_path(network.pool, "machine")
-    if machine.cloud != "gcp":
-        whose = CLOUD_TITLES.get(machine.cloud or "", "no cloud")
-        alike = [
-            each.name
-            for each in facts.machines.values()
-            if each.cloud == "gcp"
-            and each.accelerator == machine.accelerator
-            and network.pool.consumption in each.consumption
-        ]
-        fix = " or ".join(alike) or "one that `drillyard hardware` lists with cloud gcp"
-        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write {fix}"
-        yield Problem(path, message)
-    elif machine.accelerator_type is None:
-        message = (
-            f"{machine.name} has no accelerator_type, by which GKE knows its GPU: give it in the"
-            " hardware file"
-        )
-        yield Problem(path, message)
-    elif network.stack is None:
-        wrong = stack_problem(cluster, machine) or f"{machine.network_stack} is not known"
-        yield Problem(("network_stack",), wrong)
-    else:
-        for mtu in {each.mtu for each in network.interfaces if each.mtu is not None}:
-            if not (allowed := limit("vpc-mtu")).allows(mtu):
-                message = (
-                    f"{network.stack.name} has networks of MTU {mtu}, and a VPC has"
-                    f" {allowed.in_words}: change it in the hardware file"
-                )
-                yield Problem(path, message)
 
 
 def _plugin(cluster: ClusterConfig, networks: Sequence[PoolNetwork]) -> Iterator[Problem]:
