@@ -18,6 +18,8 @@ from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gcp.names import REGION, ZONE
 from drillyard.provision.pools import key_path
 
+_EXAMPLE = "us-central1"
+
 
 def place_problems(
     cluster: ClusterConfig, pools: Sequence[Pool], facts: Catalog
@@ -29,6 +31,8 @@ def place_problems(
     known = facts.regions.get(region)
     if location.region is not None and (known is None or not known.zones):
         yield Problem(("location", "region"), _unknown_region(region, zone, facts))
+    if location.region is None and known is None:
+        region = _EXAMPLE  # The zone alone is what is wrong.
     if zone is not None and (wrong := _zone_problem(zone, region, facts)) is not None:
         yield Problem(("location", "zone"), wrong)
     for pool in pools:
