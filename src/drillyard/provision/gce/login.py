@@ -1,6 +1,6 @@
 """How one logs in to the nodes: by a key in their metadata, or by the project's OS Login.
 
-Google's guest agent makes the user of a key (https://cloud.google.com/compute/docs/connect/add-ssh-keys).
+Google's agent on a machine makes the user of a key (https://cloud.google.com/compute/docs/connect/add-ssh-keys).
 Keys of the whole project are kept out: they would let others in. With OS Login the project's roles
 decide, and no key is put anywhere (https://cloud.google.com/compute/docs/oslogin).
 """
