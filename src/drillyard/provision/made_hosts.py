@@ -2,8 +2,8 @@
 
 `launch` takes a config of platform `ssh`. What ssh needs beside it (addresses, Google's tunnel, the
 hosts' keys) is in an OpenSSH configuration on this machine, which every command that reaches the
-hosts writes again. A host's key is kept under the id of its machine, so one that is made again under
-the same name or address is another host, and not an attack.
+hosts writes again. A host's key is kept under the id of its machine, so a new machine of the same
+name or address is another host, and not an attack.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def machine_problems(
     cluster: ClusterConfig, network: PoolNetwork, facts: Catalog, title: str, *, by_type: bool
 ) -> Iterator[Problem]:
     """What is wrong with a pool's machine and network stack. `title`: what makes the nodes;
-    `by_type`: whether it must be told their type of GPU."""
+    `by_type`: whether it knows their GPUs by a type of its own."""
     machine = network.pool.machine
     path = key_path(network.pool, "machine")
     if machine.cloud != "gcp":
