@@ -21,8 +21,7 @@ class ProjectAtGoogle(Project):
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         place = {"project": PROJECT, "region": REGION, "zone": f"{REGION}-b"}
-        self.settings = {"location": place, **settings}
-        super().__init__(directory, **self.settings)
+        super().__init__(directory, location=place, **settings)
         self.google = GoogleCloud(page_size=60)
         self._at_google = MadeAtGoogle(self.google)
         self._server = LocalServer()

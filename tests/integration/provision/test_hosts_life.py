@@ -16,6 +16,7 @@ from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.project import Project
 from tests.integration.provision.project_at_google import ProjectAtGoogle
+from tests.integration.tiny_run import write_config
 
 VM = "google_compute_instance"
 SETTINGS: dict[str, Any] = {
@@ -36,6 +37,12 @@ def project(make_project: Callable[..., Project]) -> Project:
 
 
 def test_hosts_are_made_kept_and_removed(project: Project) -> None:
+    # What was made before a refusal stays, and the next `up` makes the rest.
+    stockout = "Error 503: The zone does not have enough resources available, GCE_STOCKOUT"
+    project.cloud.faults[f"create {VM} c-1"] = Fault(stockout)
+    failed = project.run("up", "--yes")
+    assert failed.returncode == 2 and "GCE_STOCKOUT" in failed.stderr
+    assert f"{VM}.c_0" in project.state
     made = yaml.safe_load(project.up().stdout)
     project.require_whole()
     assert made["platform"] == "ssh" and made["ssh"]["hosts"] == ["c-0", "c-1"]
@@ -76,19 +83,6 @@ def test_hosts_are_made_kept_and_removed(project: Project) -> None:
     project.cloud.remove(VM)
     gone = project.down()
     assert "the hosts are gone already" in gone.stderr
-    project.require_nothing()
-
-
-def test_a_host_for_which_there_is_no_capacity_is_made_by_the_next_up(project: Project) -> None:
-    stockout = "Error 503: The zone does not have enough resources available, GCE_STOCKOUT"
-    project.cloud.faults[f"create {VM} c-1"] = Fault(stockout)
-    failed = project.run("up", "--yes")
-    assert failed.returncode == 2 and "GCE_STOCKOUT" in failed.stderr
-    assert f"{VM}.c_0" in project.state
-    project.up()
-    project.require_whole()
-    project.stages(unreachable=True)
-    project.down("--ignore-runs")
     project.require_nothing()
 
 
@@ -150,7 +144,9 @@ def made(hosts: SshHosts, tmp_path: Path) -> Iterator[HostsProject]:
     project.close()
 
 
-def test_a_run_on_the_hosts_that_up_made(made: HostsProject, hosts: SshHosts) -> None:
+def test_a_run_on_the_hosts_that_up_made(
+    made: HostsProject, hosts: SshHosts, workplace: Path
+) -> None:
     checked = made.run("plan", "--check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     written = made.up("--write")
@@ -166,7 +162,7 @@ def test_a_run_on_the_hosts_that_up_made(made: HostsProject, hosts: SshHosts) ->
     desk = Desk(made.directory / "desk", {})
     desk.environment |= {name: made.environment[name] for name in ("PATH", "DRILLYARD_CACHE")}
     waiting = made.directory / "go"
-    script = f"while [ ! -e {waiting} ]; do sleep 0.1; done; echo rank $RANK of $WORLD_SIZE"
+    script = f"while [ ! -e {waiting} ]; do sleep 0.1; done; echo node $NODE_RANK"
     run = desk.write_run("first", {"command": ["sh", "-c", script]})
     refused = desk.say("launch", run, "--cluster", file)
     assert refused.returncode == 2 and "0 GPUs, and machine g2-standard-12 has 1" in refused.stderr
@@ -177,18 +173,18 @@ def test_a_run_on_the_hosts_that_up_made(made: HostsProject, hosts: SshHosts) ->
     handle = desk.launch(run)
     assert handle == "ssh://c/first"
     desk.wait_for(handle, lambda status: status["state"] == "running")
-    for verb in ("down", "up"):
-        if verb == "up":
-            made.write(**made.settings | {"nodes": 1})
-        busy = made.run(verb, "--yes")
-        assert busy.returncode == 2, busy.stderr
-        assert "first of c on c-0, c-1" in busy.stderr
+    busy = made.run("down", "--yes")
+    assert busy.returncode == 2 and "first of c on c-0, c-1" in busy.stderr
     waiting.touch()
     ended = desk.wait_for(handle, lambda status: status["state"] not in ("running", "starting"))
     assert ended["state"] == "succeeded", ended
     logs = desk.say("runs", "logs", handle).stdout
-    assert "rank 0 of 2" in logs
+    assert "node 0" in logs and "node 1" in logs
 
+    # The trainer, over both.
+    handle = desk.launch(write_config(workplace, "tiny", training__steps=2))
+    ended = desk.wait_for(handle, lambda status: status["state"] not in ("running", "starting"))
+    assert ended["state"] == "succeeded", ended
     assert hosts.nothing_left()
     made.down("--delete-data")
     made.require_nothing()

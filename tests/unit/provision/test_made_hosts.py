@@ -280,3 +280,16 @@ def test_the_launcher_of_the_hosts_asks_each_one(tmp_path: Path) -> None:
     programs: Programs = said
     found_answers = HostsLauncher(cluster, programs).host_answers()
     assert [each.parsed() for each in found_answers] == [{"gpus": 1}, {"gpus": 2}]
+
+
+def test_a_secret_is_no_option_of_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "x")
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", "up", str(tmp_path / "cluster.yaml"), "--yes", "--secret", "HF_TOKEN"])
+    assert ended.value.code == 2
+    assert says(
+        capsys.readouterr().err, "--secret HF_TOKEN ... `drillyard launch` ... leave it out"
+    )
