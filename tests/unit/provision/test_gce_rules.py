@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,16 @@ def test_what_the_errors_ask_for_is_accepted(tmp_path: Path) -> None:
 def test_a_missing_key_is_made_by_the_command_that_the_error_gives(tmp_path: Path) -> None:
     [line] = refusal(tmp_path, gce={})
     assert says(line, "ssh-keygen -t ed25519 -f ~/.ssh/drillyard ... identity_file: ... os_login")
-    [line] = refusal(tmp_path, gce={"identity_file": "nowhere"})
-    key = tmp_path / "nowhere"
-    assert f"ssh-keygen -y -f {key} >{key}.pub" in line
+    settings = {"gce": {"identity_file": "my key"}}
+    for left_out in ("my key", "my key.pub"):
+        (tmp_path / "my key.pub").unlink(missing_ok=True)
+        if left_out == "my key":
+            (tmp_path / "my key").unlink(missing_ok=True)
+        [line] = refusal(tmp_path, **settings)
+        command = "ssh-keygen" + line.partition("make it: ssh-keygen")[2]
+        command += " -q -N ''" if " -t " in command else ""
+        subprocess.run(["sh", "-c", command], check=True)
+        plan(tmp_path, config(**settings))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def user_of(section: GceConfig) -> str:
 def public_key(identity_file: str) -> str:
     """The public half of a key, one line. Raises UserError."""
     path = Path(f"{identity_file}.pub")
-    make = f"ssh-keygen -y -f {shlex.quote(identity_file)} >{shlex.quote(str(path))}"
+    make = f"ssh-keygen -t ed25519 -f {shlex.quote(identity_file)}"
+    if Path(identity_file).exists():
+        make = f"ssh-keygen -y -f {shlex.quote(identity_file)} >{shlex.quote(str(path))}"
     text = _read(path, f"the public half of the key; make it: {make}").strip()
     if not text.startswith(_KEY_TYPES) or len(text.splitlines()) != 1:
         raise UserError(f"{path}: is not the public half of an ssh key; make it again: {make}")
