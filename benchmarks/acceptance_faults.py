@@ -1,16 +1,18 @@
 """What `drillyard accept` finds of faults that are given from outside: a table of every kind with
 three seeds, on two sshd hosts of a network of their own, and 20 quick runs without a fault.
 
-    python benchmarks/acceptance_faults.py [--seeds 3] [--healthy 20] [--only WORDS] [--markdown FILE]
+    python benchmarks/acceptance_faults.py [--seeds 3] [--healthy 20] [--only WORDS]
+        [--markdown FILE]
 
 `make soak` runs it, as root: hosts are namespaces of Linux. The baseline is a first run, as no
 published row fits a CPU. The node is drawn by the seed; every second seed lists the hosts in the
-other order, so that a verdict that sticks to a rank or a name would be seen. Then the same run on a
-real Slurm cluster: its acceptance.json must have the same results but for figures.
+other order, so that a verdict that sticks to a rank or a name would be seen. Then four sshd hosts,
+one of which has a slow link, and the same run on a real Slurm cluster: its acceptance.json must
+have the same results but for figures.
 
-Cost: about 20 s a run on two quiet cores. Exit code 0 when every fault was named first, no other
+Cost: about 40 s a run on two quiet cores. Exit code 0 when every fault was named first, no other
 node was blamed, and all runs without a fault passed.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.integration.acceptance.faults import FAULTS, Fault, judged
+from tests.integration.acceptance.faults import BY_NAME, FAULTS, Fault, judged
 from tests.integration.acceptance.places import Accepted, slurm_place, ssh_place
 from tests.integration.launch.slurm_cluster import slurm_cluster
 from tests.integration.launch.sshd_hosts import SshHosts, hosts_on_a_network
 
+_FOUR = "a slow link of four hosts"
 COLUMNS = "| fault | seed | node | verdict | named first | blamed | seconds | problems |"
 
 
@@ -58,6 +61,9 @@ def main() -> int:
                     failed += _report(
                         lines, fault.name, seed, *_trial(hosts, fault, seed, baseline)
                     )
+        for seed in range(arguments.seeds) if arguments.only in _FOUR else ():
+            node, trial = _one_slow_link_of_four(directory / f"four-{seed}", seed)
+            failed += _report(lines, _FOUR, seed, node, trial)
         if not arguments.without_slurm:
             failed += _report(lines, "none, on Slurm", 0, "", _on_slurm(directory, first))
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +98,25 @@ def _trial(hosts: SshHosts, fault: Fault, seed: int, baseline: Path) -> tuple[st
         found = place.accept("--baseline", baseline)
     seconds = time.monotonic() - began
     return hosts.names[node], (found, seconds, judged(fault, hosts.names[node], found))
+
+
+def _one_slow_link_of_four(directory: Path, seed: int) -> tuple[str, Trial]:
+    draw = random.Random(f"{_FOUR} {seed}")
+    with hosts_on_a_network(directory / "hosts", 4) as hosts:
+        order = tuple(draw.sample(range(4), 4))
+        node = draw.randrange(4)
+        place = ssh_place(hosts, directory / "desk", order)
+        baseline = directory / "baseline.json"
+        baseline.write_text(json.dumps(place.accept().document))
+        began = time.monotonic()
+        with BY_NAME["a slow link"].give(hosts, hosts.hosts[node], draw):
+            found = place.accept("--baseline", baseline)
+        seconds = time.monotonic() - began
+    problems = judged(BY_NAME["a slow link"], hosts.names[node], found)
+    rounds = [each.get("round") or 0 for each in found.evidence["observations"]]
+    if max(rounds) > 2:
+        problems.append(f"{max(rounds) + 1} rounds of pairs")
+    return hosts.names[node], (found, seconds, problems)
 
 
 def _on_slurm(directory: Path, first: Accepted) -> Trial:
