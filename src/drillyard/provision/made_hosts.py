@@ -127,6 +127,9 @@ def ssh_config_text(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> str:
         if login.through_iap:
             tunnel = f"start-iap-tunnel %n %p --listen-on-stdin --zone={each.zone}"
             command = f"gcloud compute {tunnel} --project={plan.project} --verbosity=warning"
+            # No address: by it ssh tells its shared connections apart, also those of a host of the
+            # same name in another project.
+            lines.append(f"    HostName {each.name}.{each.instance_id}")
             lines.append(f"    ProxyCommand {command}")
         else:
             lines.append(f"    HostName {each.public}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,9 +109,14 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
 def _reach_hosts(
     request: Request, stages: Stages, state: Mapping[str, StateResource]
 ) -> MadeCluster:
+    assert request.plan.login is not None
     hosts = planned_hosts(request.plan, made_hosts(state))
     path = stages.write_login(request.plan, hosts)
-    request.report(f"{plural(len(hosts), 'host')}: ssh -F {path} {hosts[0].name}")
+    login = f"ssh -F {shlex.quote(str(path))} -l {request.plan.login.user} {hosts[0].name}"
+    request.report(
+        f"{plural(len(hosts), 'host')} made; drillyard cluster status says when they answer. By"
+        f" hand: {login}"
+    )
     return MadeCluster("", {}, hosts)
 
 

@@ -107,6 +107,9 @@ def test_ssh_reaches_private_hosts_by_the_tunnel(tmp_path: Path) -> None:
     # One that is made again is another host, whose key is not known yet.
     again = made_hosts(state(2, instance_id="999"))
     assert effective(write_login(found, again), "team-1")["hostkeyalias"] == "drillyard-999"
+    # Nor is it one whose connection is still open: ssh tells those apart by the name.
+    assert said["hostname"] == "team-1.771"
+    assert effective(path, "team-1")["hostname"] == "team-1.999"
 
 
 def test_ssh_reaches_public_hosts_by_their_addresses(tmp_path: Path) -> None:
