@@ -20,6 +20,7 @@ from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gce.config import GceConfig
 from drillyard.provision.gce.login import public_key, startup_script, user_of
 from drillyard.provision.gcp.names import described, labelled, named
+from drillyard.provision.gcp.node_identity import SCOPES
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import RESERVATION_KEY, reservation_value
@@ -33,7 +34,6 @@ from drillyard.provision.terraform_document import (
     reference,
 )
 
-SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 KIND = "google_compute_instance"
 _CONSUMPTION = "cluster.yaml: consumption"
 _COMPUTE = "google_project_service.compute"

@@ -17,6 +17,9 @@ from drillyard.provision.gcp.project_services import service_address
 from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import TerraformDocument, because, reference
 
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+"""What the account may do is decided by its roles alone."""
+
 
 def add_node_identity(
     document: TerraformDocument, settings: GoogleSettings, roles: Mapping[str, str]

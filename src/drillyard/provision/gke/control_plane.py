@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from drillyard.config.creation import CreationConfig
 from drillyard.provision.gcp.names import labelled, named
+from drillyard.provision.gcp.node_identity import SCOPES
 from drillyard.provision.gcp.project_services import service_address
 from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import (
@@ -16,7 +17,6 @@ from drillyard.provision.terraform_document import (
     reference,
 )
 
-SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 CPU_POOL = "cpu"
 DEFAULT_POOL = "default-pool"
 """Google's name of the pool that every cluster begins with."""
