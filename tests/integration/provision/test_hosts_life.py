@@ -14,7 +14,8 @@ import yaml
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 from tests.integration.provision.fake_cloud import Fault
-from tests.integration.provision.project import Project
+from tests.integration.provision.interruption import kill_and_wait
+from tests.integration.provision.project import Project, until
 from tests.integration.provision.project_at_google import ProjectAtGoogle
 from tests.integration.tiny_run import write_config
 
@@ -37,12 +38,20 @@ def project(make_project: Callable[..., Project]) -> Project:
 
 
 def test_hosts_are_made_kept_and_removed(project: Project) -> None:
-    # What was made before a refusal stays, and the next `up` makes the rest.
+    # A host that was made while `up` was killed is found again, and what came before a refusal
+    # stays.
     stockout = "Error 503: The zone does not have enough resources available, GCE_STOCKOUT"
-    project.cloud.faults[f"create {VM} c-1"] = Fault(stockout)
+    project.cloud.faults[f"create {VM} c-1"] = Fault(stockout, times=None)
+    project.cloud.seconds = 0.2
+    command = project.start("up", "--yes")
+    until(lambda: f"create {VM} c-0" in project.cloud.log, "no host is made")
+    kill_and_wait(project, command)
+    until(lambda: project.cloud.kinds()[VM] == 1, "the host is not made")
+    project.cloud.seconds = 0.0
     failed = project.run("up", "--yes")
     assert failed.returncode == 2 and "GCE_STOCKOUT" in failed.stderr
-    assert f"{VM}.c_0" in project.state
+    assert f"found {VM}.c_0" in failed.stderr and f"{VM}.c_0" in project.state
+    project.cloud.faults.clear()
     made = yaml.safe_load(project.up().stdout)
     project.require_whole()
     assert made["platform"] == "ssh" and made["ssh"]["hosts"] == ["c-0", "c-1"]
