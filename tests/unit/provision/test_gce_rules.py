@@ -96,6 +96,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"gce": {"identity_file": "private"}}, "gce.identity_file"),
     ({"gce": {"os_login": True}}, "gce.user"),
     ({"gce": {**BY_KEY["gce"], "user": "-ann"}}, "gce.user"),
+    ({"gce": {**BY_KEY["gce"], "user": "ann@example.com"}}, "gce.user"),
+    ({"gce": {**BY_KEY["gce"], "user": "Ann"}}, "gce.user"),
     ({"gce": {**BY_KEY["gce"], "boot_image": "debian-12"}}, "gce.boot_image"),
     ({"gce": {**BY_KEY["gce"], "startup_script": "none.sh"}}, "gce.startup_script"),
     ({"gce": {**BY_KEY["gce"], "startup_script": "large.sh"}}, "gce.startup_script"),

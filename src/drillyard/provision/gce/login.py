@@ -7,6 +7,7 @@ decide, and no key is put anywhere (https://cloud.google.com/compute/docs/oslogi
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from drillyard.provision.gce.config import DEFAULT_USER, GceConfig
 
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")
 _NEW_KEY = "~/.ssh/drillyard"
+_NEW_USER = re.compile("[a-z_][a-z0-9_-]{0,31}")
+"""useradd(8) of Debian and Ubuntu."""
 
 
 def login_problems(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -29,6 +32,12 @@ def login_problems(cluster: ClusterConfig) -> Iterator[Problem]:
         message = (
             "missing: with os_login it is the name that the project has for you: gcloud compute"
             " os-login describe-profile --format='value(posixAccounts[0].username)'"
+        )
+        yield Problem(("gce", "user"), message)
+    if not section.os_login and _NEW_USER.fullmatch(user_of(section)) is None:
+        message = (
+            f"'{section.user}' is not a name that the nodes make a user of: at most 32 lower-case"
+            " letters, digits, '_' and '-', beginning with a letter or '_'"
         )
         yield Problem(("gce", "user"), message)
     if not section.os_login and key in (None, "none"):
