@@ -132,7 +132,7 @@ class PlatformFacts:
     instead_of_provisioning: str = "runs start there with `drillyard launch`"
     """What to do where `drillyard cluster` cannot create a cluster of the platform."""
     instead_of_launching: str = ""
-    """What to do where the platform has no launcher."""
+    """What to do where the platform has no launcher; `{file}` becomes the cluster config."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 

@@ -74,7 +74,7 @@ GCE = PlatformFacts(
     provisioner="drillyard.provision.gce.gce_plan:gce_plan",
     provision_rules="drillyard.provision.gce.gce_plan:gce_problems",
     instead_of_launching=(
-        "make its machines with `drillyard cluster up FILE --write`, then launch with the file"
+        "make its machines with `drillyard cluster up {file} --write`, then launch with the file"
         " that it writes"
     ),
 )
