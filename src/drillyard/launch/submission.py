@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
