@@ -17,7 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drillyard.acceptance.node.search import Conclusion, PairResult, conclude, next_round
+from drillyard.acceptance.checks.slow_pairs import Conclusion, conclude
+from drillyard.acceptance.node.search import PairResult, next_round
 
 NOISE = 0.05
 BY_CHANCE = 0.02

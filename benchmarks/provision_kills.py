@@ -1,12 +1,13 @@
 """Ends `drillyard cluster up` and `down` at every step, and checks what the next command ends with.
 
-A step is a request to the state's bucket or a change of the cloud, over the real Terraform, a provider of the tests and a
-bucket server on this machine (tests/integration/provision). Commands are killed at each step (SIGKILL), fail at each resource,
-and are met by a second `up` at each step. After the next `up` the cluster is whole, with nothing twice; after the next
-`down` nothing is left: no object, no bucket, no file on this machine.
+A step is a request to the state's bucket or a change of the cloud, over the real Terraform, a
+provider of the tests and a bucket server on this machine (tests/integration/provision). Commands
+are killed at each step (SIGKILL), fail at each resource, and are met by a second `up` at each step.
+After the next `up` the cluster is whole, with nothing twice; after the next `down` nothing is left:
+no object, no bucket, no file on this machine.
 
     python benchmarks/provision_kills.py [--every N] [--part I/N]
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def estimate(
     run: PathLike,
     *,
     cluster: PathLike | None = None,
+    pool: str | None = None,
     machine: str | None = None,
     nodes: int | None = None,
     accelerator: str | None = None,
@@ -42,10 +43,10 @@ def estimate(
     """Estimate memory, speed, time, cost and failures of a run before it starts. Needs no GPU,
     torch or weights.
 
-    Where it runs: `cluster` (a cluster.yaml), or `machine` and `nodes`, or `accelerator` and
-    `num_gpus`. `overrides` are KEY=VALUE settings of the run config, `hardware` a file of your own
-    hardware. The result's `verdict` is `fits`, `may not fit`, `does not fit` or `unknown`; each
-    figure is a quantity with its unit, range, formula and source.
+    Where it runs: `cluster` (a cluster.yaml, and a further `pool` of it), or `machine` and `nodes`,
+    or `accelerator` and `num_gpus`. `overrides` are KEY=VALUE settings of the run config,
+    `hardware` a file of your own hardware. The result's `verdict` is `fits`, `may not fit`, `does
+    not fit` or `unknown`; each figure is a quantity with its unit, range, formula and source.
     """
     from drillyard.estimation.request import EstimateOptions, build_request
     from drillyard.estimation.run_estimate import estimate_run
@@ -53,6 +54,7 @@ def estimate(
     options = EstimateOptions(
         run=Path(run),
         cluster=_path(cluster),
+        pool=pool,
         machine=machine,
         nodes=nodes,
         accelerator=accelerator,
@@ -105,6 +107,7 @@ def plan(
     cluster: PathLike = "cluster.yaml",
     *,
     overrides: Sequence[str] = (),
+    pool: str | None = None,
     sync: bool = False,
     max_failures: int = 3,
     after: str | None = None,
@@ -112,9 +115,10 @@ def plan(
     """Plan a launch: every file that `submit` would write and every command that it would run, in
     order.
 
-    Asks and changes nothing. `overrides` are KEY=VALUE settings of the run config. `sync` copies
-    the working directory to the nodes; `after` is the handle of a run that must succeed first.
-    Raises UserError for every mistake that can be found without asking the cluster.
+    Asks and changes nothing. `overrides` are KEY=VALUE settings of the run config. `pool` is a
+    further pool of the cluster. `sync` copies the working directory to the nodes; `after` is the
+    handle of a run that must succeed first. Raises UserError for every mistake that can be found
+    without asking the cluster.
     """
     from drillyard.launch.submission import plan_launch
 
@@ -122,6 +126,7 @@ def plan(
         Path(run),
         Path(cluster),
         overrides=overrides,
+        pool=pool,
         sync=sync,
         max_failures=max_failures,
         after=after,
@@ -134,6 +139,7 @@ def submit(
     cluster: PathLike = "cluster.yaml",
     *,
     overrides: Sequence[str] = (),
+    pool: str | None = None,
     sync: bool = False,
     max_failures: int = 3,
     after: str | None = None,
@@ -155,6 +161,7 @@ def submit(
         Path(run),
         Path(cluster),
         overrides=overrides,
+        pool=pool,
         sync=sync,
         max_failures=max_failures,
         after=after,

@@ -60,7 +60,7 @@ def run_tool(argv: Sequence[str], seconds: float) -> dict[str, Any]:
         paths = [_GKE_LIBRARIES, environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     environment["LC_ALL"] = "C"
-    with _buffer() as out, _buffer() as complaints:
+    with memory_file() as out, memory_file() as complaints:
         try:
             process = subprocess.Popen(
                 [program, *argv[1:]],
@@ -127,11 +127,11 @@ def gpu_models() -> list[str] | None:
     return None if ran["error"] else str(ran["text"]).splitlines()
 
 
-def _buffer() -> Any:
-    """A file in memory: a disk that is full, which the caller may look for, must not hide the
-    answers of tools. Elsewhere than on Linux a temporary file."""
+def memory_file() -> Any:
+    """A file in memory for what a process prints: a disk that is full, which the caller may look
+    for, must not hide it. Elsewhere than on Linux a temporary file. Raises OSError."""
     try:
-        return open(os.memfd_create("tool"), "w+b")
+        return open(os.memfd_create("printed"), "w+b")
     except (AttributeError, OSError):
         return tempfile.TemporaryFile()
 

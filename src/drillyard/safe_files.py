@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +34,10 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
 VISIBLE_WITHIN_SECONDS = 15.0
 """Attribute caches of network file systems show what another host made late, but within seconds."""
-_DIGEST_LINE = b"<!-- drillyard, sha256 of the above: %s -->\n"
+MARKUP = b"<!-- drillyard, sha256 of the above: %s -->\n"
+YAML = b"# drillyard, sha256 of the above: %s\n"
+"""Last lines of outputs: of HTML, SVG and XML, and of YAML."""
+_MOST_OUTPUT_BYTES = 1 << 30
 _ADVICE = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there, or have the quota raised",
@@ -105,19 +107,27 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
 
 
 def replace_file(
-    path: Path, data: bytes, *, draft: Path | None = None, durable: bool = False
+    path: Path,
+    data: bytes,
+    *,
+    draft: Path | None = None,
+    durable: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Write a file that readers see whole or not at all: under the name `draft`, then renamed to
     `path`.
 
     Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces
-    what a killed writer left. `durable`: the content is on the disk before it gets its name. Raises
+    what a killed writer left. `durable`: the content is on the disk before it gets its name.
+    `mode`: the permissions of the file, before it has content; default: as the umask has it. Raises
     OSError, with `path` unchanged.
     """
-    mode = "xb" if draft is None else "wb"
+    how = "xb" if draft is None else "wb"
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with draft.open(mode) as file:
+    with draft.open(how) as file:
         try:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(data)
             if durable:
                 file.flush()
@@ -132,52 +142,50 @@ def replace_file(
             raise
 
 
-def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are
-    followed.
+def write_output(path: Path, data: bytes, *, overwrite: bool, mark: bytes = MARKUP) -> None:
+    """Write a file whose name the user chose; readers never see part of it. Links are followed.
 
-    Its last line is a comment with the digest of the lines above. An existing file is replaced if
-    it is empty or an unedited output, or with `overwrite`: else UserError. Devices and pipes are
-    written to directly. Raises OSError.
+    Its last line is a comment, `mark`, with the digest of the lines above. An existing file is
+    replaced if it is empty or an unedited output, or with `overwrite`: else UserError. Devices and
+    pipes are written to directly. Raises OSError.
     """
+    if not overwrite:
+        require_replaceable(path, is_marked(mark), "name another file, or --overwrite")
+    replace_output(path, _with_digest(data if data.endswith(b"\n") else data + b"\n", mark))
+
+
+def replace_output(path: Path, data: bytes) -> None:
+    """Write a file whose name the user chose, and that may be replaced; readers never see part of
+    it. Links are followed; devices and pipes are written to directly. Raises OSError."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
+    else:
+        replace_file(target, data)
+
+
+def require_replaceable(path: Path, is_own: Callable[[bytes], bool], remedy: str) -> None:
+    """Raise UserError, with the `remedy`, for a file whose content is not empty and not our own.
+    Raises OSError."""
+    target = Path(os.path.realpath(path))
+    if not target.is_file():
         return
-    if target.is_file() and not overwrite and not _is_own_output(target):
+    # No output is nearly this large, and a file named by mistake may not fit in memory.
+    content = target.read_bytes() if target.stat().st_size <= _MOST_OUTPUT_BYTES else None
+    if content is None or (content and not is_own(content)):
         raise UserError(
-            f"{path}: exists, and this command did not write it, or it was edited since; "
-            "name another file, or --overwrite"
+            f"{path}: exists, and this command did not write it, or it was edited since; {remedy}"
         )
-    replace_file(target, _with_digest(data if data.endswith(b"\n") else data + b"\n"))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file under another name and rename it into place. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+def is_marked(mark: bytes) -> Callable[[bytes], bool]:
+    """A function that says whether content is unedited since `write_output` wrote it."""
+    start = mark.partition(b"%s")[0]
+    return lambda content: content == _with_digest(content.rpartition(start)[0], mark)
 
 
-def _is_own_output(path: Path) -> bool:
-    """Whether a file is empty, or unedited since `write_output` wrote it."""
-    # No report is nearly this large, and a file named by mistake may not fit in memory.
-    if path.stat().st_size > 64 << 20:
-        return False
-    content = path.read_bytes()
-    return not content or content == _with_digest(
-        content.rpartition(_DIGEST_LINE.partition(b"%s")[0])[0]
-    )
-
-
-def _with_digest(data: bytes) -> bytes:
-    return data + _DIGEST_LINE % hashlib.sha256(data).hexdigest().encode()
+def _with_digest(data: bytes, mark: bytes) -> bytes:
+    return data + mark % hashlib.sha256(data).hexdigest().encode()
 
 
 _MAX_DEPTH = 100

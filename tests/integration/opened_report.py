@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 TIMEOUT_SECONDS = 240
 
@@ -110,3 +114,33 @@ class Opened:
 def reads(place: Locator, text: str | re.Pattern[str]) -> None:
     """The text stands there, or soon does: a browser draws when it comes to it."""
     expect(place).to_contain_text(text, use_inner_text=True, timeout=TIMEOUT_SECONDS * 1000)
+
+
+@contextmanager
+def opening(browser: Browser, file: Path) -> Iterator[Callable[..., Opened]]:
+    """A function that opens the page in `file`; its options are those of a browser context. At the
+    end nothing may have gone wrong in any page, and none may have asked for anything."""
+    pages: list[Opened] = []
+
+    def open_one(width: int = 1280, height: int = 900, **options: Any) -> Opened:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
+        opened = Opened(context.new_page())
+        pages.append(opened)
+        opened.page.on("console", lambda message: opened.problems.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.problems.append(str(error)))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(file.as_uri())
+        if options.get("java_script_enabled", True):
+            # Two frames on, every chart has the size of its place.
+            opened.page.evaluate(
+                "() => new Promise((done) => requestAnimationFrame(() =>"
+                " requestAnimationFrame(done)))"
+            )
+        return opened
+
+    yield open_one
+    for opened in pages:
+        opened.page.context.close()
+        assert opened.problems == []
+        assert opened.requests == [file.as_uri()]

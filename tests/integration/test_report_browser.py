@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.integration.opened_report import TIMEOUT_SECONDS, Opened, reads
+from tests.integration.opened_report import TIMEOUT_SECONDS, Opened, opening, reads
 from tests.unit.reporting import runs
 
 from drillyard.reporting.page import SCRIPTS, render
@@ -63,33 +63,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened]]:
-    """Open the report; options are those of a browser context. At the end nothing may have gone
-    wrong in any page."""
-    pages: list[Opened] = []
-
-    def open_one(width: int = 1280, height: int = 900, **options: Any) -> Opened:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
-        page = context.new_page()
-        opened = Opened(page)
-        pages.append(opened)
-        page.on("console", lambda message: opened.problems.append(message.text))
-        page.on("pageerror", lambda error: opened.problems.append(str(error)))
-        page.on("request", lambda request: opened.requests.append(request.url))
-        page.goto(report.as_uri())
-        if options.get("java_script_enabled", True):
-            # Two frames on, every chart has the size of its place.
-            page.evaluate(
-                "() => new Promise((done) => requestAnimationFrame(() =>"
-                " requestAnimationFrame(done)))"
-            )
-        return opened
-
-    yield open_one
-    for opened in pages:
-        opened.page.context.close()
-        assert opened.problems == []
-        assert opened.requests == [report.as_uri()]
+    with opening(browser, report) as open_one:
+        yield open_one
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

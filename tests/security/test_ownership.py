@@ -43,7 +43,8 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 
 def problems(launch: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What is refused when a run is launched into a directory on a host."""
-    options = dict.fromkeys(("directory", "nonce", "write_nonce", "port", "python", "image"))
+    names = ("directory", "base", "nonce", "write_nonce", "port", "python", "image", "project")
+    options = dict.fromkeys((*names, "meet"))
     host_probe.check(Namespace(launch_directory=str(launch), runs=False, **options))
     answer = HostAnswer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
     return judge(

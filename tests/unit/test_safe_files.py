@@ -60,3 +60,18 @@ def test_a_draft_takes_no_name_that_is_taken(
     with pytest.raises(FileExistsError):
         replace_file(path, b"new")
     assert other.read_bytes() == b"another's" and link.is_symlink() and not path.exists()
+
+
+def test_a_file_has_its_permissions_before_it_has_content(tmp_path, monkeypatch):
+    path, seen = tmp_path / "file", []
+    path.write_text("old")
+    known = os.fchmod
+
+    def fchmod(descriptor, mode):
+        known(descriptor, mode)
+        seen.append((os.fstat(descriptor).st_size, mode))
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    replace_file(path, b"new", mode=0o600)
+    assert seen == [(0, 0o600)]
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600

@@ -64,6 +64,7 @@ def acceptance_of(
     level: Level,
     *,
     nodes: int | None = None,
+    pool: str | None = None,
     dry_run: bool = False,
     fixed_nodes: bool = False,
     run: RunConfig | None = None,
@@ -72,11 +73,12 @@ def acceptance_of(
     exclude: Sequence[str] = (),
     wait_seconds: float = math.inf,
 ) -> Acceptance:
-    """The acceptance of a cluster: on `nodes`, or on the idle ones where its launcher can say which
-    those are. `fixed_nodes`: on as many as the config says instead. `run`: the run to come.
-    `dry_run`: its plan is the same each time, and the cluster is not asked. Raises UserError."""
+    """The acceptance of a cluster, or of one of its pools: on `nodes`, or on the idle ones where
+    its launcher can say which those are. `fixed_nodes`: on as many as the config says instead.
+    `run`: the run to come. `dry_run`: its plan is the same each time, and the cluster is not asked.
+    Raises UserError."""
     overrides = [f"hardware={hardware}"] if hardware is not None else []
-    cluster = load_cluster(cluster_file, nodes, overrides)
+    cluster = load_cluster(cluster_file, nodes, overrides, pool=pool)
     facts = load_catalog(cluster.hardware)
     expected = expected_of(
         cluster,
@@ -87,7 +89,9 @@ def acceptance_of(
     submission = "" if dry_run else secrets.token_hex(8)
 
     def request_on(count: int | None) -> LaunchRequest:
-        chosen = load_cluster(cluster_file, count, overrides) if count != nodes else cluster
+        chosen = cluster
+        if count != nodes:
+            chosen = load_cluster(cluster_file, count, overrides, pool=pool)
         return acceptance_request(
             chosen, level, expected, submission=submission, exclude=tuple(exclude)
         )

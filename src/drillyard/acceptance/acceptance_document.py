@@ -74,7 +74,7 @@ class ResultEntry(DocumentPart):
     interval: list[Number] | None = Field(description="Least and greatest of the repeats.")
     unit: str
     threshold: ThresholdEntry | None
-    expected: str = Field(description="What is expected, in words, where no number is.")
+    expected: str = Field(description="What is expected, in words, where there is no threshold.")
     action: str = Field(description="What to do.")
     culprits: list[str] = Field(description="Nodes that this result proves to be at fault.")
     evidence: list[str]
@@ -178,7 +178,7 @@ def _result(result: CheckResult, evidence: AcceptanceEvidence) -> ResultEntry:
     observed = result.observed
     return ResultEntry(
         check=result.check,
-        title=titles.get(result.check, result.check),
+        title=titles.get(result.check, result.check.capitalize()),
         metric=result.metric,
         nodes=[evidence.name_of(rank) for rank in result.nodes],
         ranks=list(result.nodes),

@@ -9,7 +9,7 @@ every request and every script. The same document gives the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from markupsafe import Markup
 from drillyard import formatting
 from drillyard.acceptance.acceptance_document import AcceptanceDocument, ResultEntry
 from drillyard.acceptance.document_text import figure_text, results_table, threshold_text
+from drillyard.control_characters import clean
 from drillyard.reporting.bandwidth_curve import BandwidthCurve, bandwidth_curve
 from drillyard.reporting.content import Tile
 from drillyard.reporting.heat_map import HeatMap, heat_map
@@ -31,6 +32,8 @@ MOST_ROWS: Final = 1000
 """Results in the table of the page, the worst first: acceptance.json has all."""
 MOST_LISTED: Final = 100
 """Of the nodes at fault, and of what is to be done."""
+MOST_SEEN: Final = 4
+"""Reasons in one row of what is to be done."""
 LEVELS: Final = {
     "pass": "good",
     "warn": "warning",
@@ -48,23 +51,35 @@ class Row:
 
     result: ResultEntry
     where: str
+    metric: str
+    """Empty where it is the name of the check."""
     observed: str
     threshold: str
+    source: str
+    """Of the threshold, where the reason does not name it."""
     level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to do about results of one test, with what was seen of each."""
+
+    title: str
+    status: str
+    action: str
+    level: str
+    seen: list[str]
 
 
 def render_acceptance(document: AcceptanceDocument, title: str) -> str:
     """The page of a document. `title`: the cluster's name, or what was judged."""
-    rows = [
-        Row(each, where, figure_text(each), threshold_text(each), LEVELS[each.status])
-        for where, each in results_table(document)
-    ]
+    rows = [_row(each, where) for where, each in results_table(document)]
     return (
         environment()
         .get_template("acceptance.html")
         .render(
             d=document,
-            title=title,
+            title=clean(title),
             version=__version__,
             style_sheet=Markup(asset("report.css") + asset("acceptance.css")),
             level=LEVELS[document.verdict],
@@ -79,11 +94,38 @@ def render_acceptance(document: AcceptanceDocument, title: str) -> str:
                 else ""
             ),
             most_listed=MOST_LISTED,
-            to_do=[row for row in rows if row.result.status in ("fail", "warn", "incomplete")],
+            to_do=_tasks(rows),
             curves=list(_curves(document)),
             maps=list(_maps(document)),
         )
     )
+
+
+def _row(result: ResultEntry, where: str) -> Row:
+    source = result.threshold.source if result.threshold else ""
+    return Row(
+        result,
+        where,
+        "" if result.metric == result.check else result.metric,
+        figure_text(result),
+        threshold_text(result),
+        "" if source in result.reason else source,
+        LEVELS[result.status],
+    )
+
+
+def _tasks(rows: Sequence[Row]) -> list[Task]:
+    """Results that do not pass, those of one test with the same action together."""
+    tasks: dict[tuple[str, str, str], Task] = {}
+    for row in rows:
+        result = row.result
+        if result.status in ("fail", "warn", "incomplete"):
+            key = (result.title, result.status, result.action)
+            tasks.setdefault(key, Task(*key, row.level, [])).seen.append(result.reason)
+    for task in tasks.values():
+        if (left_out := len(task.seen) - MOST_SEEN) > 0:
+            task.seen[MOST_SEEN:] = [f"and {left_out} more"]
+    return list(tasks.values())
 
 
 def _subtitle(document: AcceptanceDocument) -> str:

@@ -39,10 +39,14 @@ def nodes_to_exclude(
     nodes: int | None,
     exclude: list[str],
     report: Callable[[Acceptance, Outcome], None],
+    *,
+    pool: str | None = None,
 ) -> list[str]:
     """Check the nodes of a run to come; returns those that it must not use, `exclude` included.
     `report` is called with each outcome. Raises UserError where the run must not start."""
-    first = acceptance_of(cluster_file, level, nodes=nodes, exclude=exclude, fixed_nodes=True)
+    first = acceptance_of(
+        cluster_file, level, nodes=nodes, pool=pool, exclude=exclude, fixed_nodes=True
+    )
     cluster = first.request.cluster
     can_exclude = platforms()[cluster.platform].capabilities.exclude
     excluded = list(exclude)
@@ -63,6 +67,7 @@ def nodes_to_exclude(
     raise UserError(
         f"{cluster.name}: nodes fail again and again, now without {', '.join(excluded)}; nothing"
         f" was submitted\ncheck them all: drillyard accept {cluster_file}"
+        + (f" --pool {pool}" if pool else "")
     )
 
 

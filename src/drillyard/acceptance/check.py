@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.results import CheckResult
+from drillyard.acceptance.results import CheckResult, Status
 from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.catalog import Catalog
@@ -59,7 +60,8 @@ class Check:
     """One check. `probes`: those whose observations it reads. `seconds`: of a healthy node.
 
     `judge` is pure and returns at least one result: what cannot be judged is `incomplete`, what
-    does not apply `skipped`, each with its reason.
+    does not apply `skipped`, each with its reason. It may return none of recorded evidence that has
+    nothing for it.
     """
 
     name: str
@@ -78,3 +80,18 @@ class Check:
     action: str
     """What to do then."""
     judge: Callable[[AcceptanceEvidence, Expected], Iterable[CheckResult]]
+    metric: str = ""
+    """What its results measure, where they do not say it themselves; default: the name."""
+
+    def result(
+        self, nodes: tuple[int, ...], status: Status, reason: str, **more: Any
+    ) -> CheckResult:
+        """A result of this check about `nodes`; `more` as in `CheckResult`. One that fails or warns
+        says what the check says to do."""
+        values: dict[str, Any] = {
+            "metric": self.metric or self.name,
+            "action": self.action if status in (Status.fail, Status.warn) else "",
+            "required": status not in (Status.skipped, Status.recorded),
+            **more,
+        }
+        return CheckResult(check=self.name, nodes=nodes, status=status, reason=reason, **values)

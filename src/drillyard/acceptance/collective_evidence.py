@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from drillyard.acceptance.collective_table import CollectiveTable
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
-from drillyard.acceptance.recorded_tables import parse_tables
+from drillyard.acceptance.parsers.collective_table import CollectiveTable
+from drillyard.acceptance.parsers.recorded_tables import parse_tables
 from drillyard.hardware.bandwidths import bus_factor
 
 PROBES: Final = ("nccl_tests", "collective")
@@ -175,7 +175,7 @@ def _values_by_rank(observation: Observation, evidence: AcceptanceEvidence) -> l
 def _rows_by_size(values: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     rows = {row["bytes"]: row for row in values["rows"]}
     if len(rows) != len(values["rows"]):
-        raise ValueError("a size stands twice")
+        raise ValueError("a size is there twice")
     return rows
 
 

@@ -1,8 +1,9 @@
-"""acceptance.json in words: the table that people read, in the terminal and on the page, and as
-JUnit XML for CI systems."""
+"""acceptance.json as text for a terminal, as the table of the page, and as JUnit XML for CI
+systems."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
@@ -11,6 +12,8 @@ from drillyard.acceptance.acceptance_document import AcceptanceDocument, ResultE
 from drillyard.control_characters import clean
 
 _EVIDENCE_LINES = 12
+_NOT_IN_XML = re.compile("[\ufffe\uffff]")
+"""What `clean` leaves: Char in XML 1.0, 2.2."""
 _ORDER = ("fail", "incomplete", "warn", "pass", "recorded", "skipped")
 
 
@@ -43,7 +46,7 @@ def figure_text(result: ResultEntry) -> str:
 
 
 def threshold_text(result: ResultEntry) -> str:
-    """The limit: `at least 329.4 GB/s`; what is expected in words where it is no number."""
+    """The limit: `at least 329.4 GB/s`; else what is expected, in words."""
     limit = result.threshold
     if limit is None:
         return result.expected
@@ -58,7 +61,8 @@ def _number(value: float) -> str:
 def as_text(document: AcceptanceDocument, *, every: bool = False) -> str:
     """The outcome for a terminal: nodes at fault, then what is not a pass (with `every`, all
     results), then the verdict."""
-    lines = []
+    lines: list[str] = []
+    said: set[str] = set()
     proven = {each.check for each in document.results if each.culprits}
     for culprit in document.culprits:
         lines.append(f"{culprit.name}: at fault")
@@ -76,7 +80,11 @@ def as_text(document: AcceptanceDocument, *, every: bool = False) -> str:
         first = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
         lines.append(f"{first}  {each.reason}".rstrip())
         if each.status in ("fail", "incomplete") and each.check not in proven:
-            lines += [f"    {line}" for line in each.evidence[-_EVIDENCE_LINES:]]
+            shown = [line for line in each.evidence if line not in each.reason]
+            lines += [f"    {line}" for line in shown[-_EVIDENCE_LINES:]]
+            if each.action and each.action not in said:
+                lines.append(f"    do: {each.action}")
+                said.add(each.action)
     nodes = formatting.plural(len(document.nodes), "node")
     lines.append(f"{document.verdict}: {nodes}; results: {', '.join(_counts(document))}")
     return "\n".join(lines) + "\n"
@@ -130,4 +138,4 @@ def junit_xml(document: AcceptanceDocument, title: str) -> str:
 
 def _xml_text(text: str) -> str:
     """Text that XML 1.0 can hold."""
-    return clean(text).replace("\x00", "")
+    return _NOT_IN_XML.sub("\ufffd", clean(text))

@@ -37,8 +37,8 @@ class Observation(_Part):
     """What one probe found on one node, between two, or on all.
 
     `nodes` are ranks of nodes. `values` is what the probe printed; of a probe with ranks
-    `{"ranks": [{rank, node, local_rank, values, error}, ...]}`. `error`: why there are no values,
-    or what is missing in them. `silent`: nodes that did not answer. Times in seconds, `started_at`
+    `{"ranks": [{rank, node, local_rank, values, error}, ...]}`. `error`: why values are
+    missing, all or some. `silent`: nodes that did not answer. Times in seconds, `started_at`
     since 1970 by node 0's clock.
     """
 

@@ -13,10 +13,10 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
-from drillyard.acceptance.nvidia_smi import Gpu, GpuTable, NotThisOutput, parse_gpus
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi import Gpu, GpuTable, parse_gpus
 from drillyard.acceptance.results import CheckResult, Status
 
 PROBE = "accelerators"
@@ -37,7 +37,12 @@ class NodeGpus:
     tools: Mapping[str, Any] = field(default_factory=dict)
     device_files: int | None = None
     recorded: bool = False
-    """From files that somebody chose: what they lack was not asked for."""
+    """From files: what they do not hold was not asked for."""
+
+    @property
+    def how_to_record(self) -> str:
+        """What to do where a recorded output cannot be read."""
+        return "give the whole output of each tool in a file of its own" if self.recorded else ""
 
     def lacks(self, tool: str) -> bool:
         """Whether no file was given with what a tool prints."""
@@ -120,10 +125,7 @@ def judge_gpus(
     `keys`: what must have been read (each one of its alternatives, joined by |); `judge` is called
     for GPUs that have it.
     """
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(check)
-    for node in nodes:
+    for node in gpus_of(evidence):
         absent = without_gpus(check, node, expected)
         if absent is not None:
             yield absent
@@ -168,7 +170,7 @@ def _judge_node(
         silent = ", ".join(
             gpu.title for gpu, each in findings if each is None or (gpu, each) not in shown
         )
-        why = f"{node.name}: nothing is shown of {silent}, unlike of its other GPUs"
+        why = f"{node.name}: no value of {silent}, unlike its other GPUs"
         yield node_result(check, node.rank, Status.incomplete, why)
     elif len(good) == len(table.gpus):
         yield node_result(

@@ -22,6 +22,7 @@ from drillyard.acceptance.checks import device_rates
 from drillyard.acceptance.collective_evidence import measured_collectives
 from drillyard.acceptance.judgement import Outcome
 from drillyard.acceptance.thresholds import reference_rows
+from drillyard.control_characters import clean
 from drillyard.errors import UserError
 from drillyard.hardware.bandwidths import MIB, Collective
 from drillyard.hardware.machines import Machine
@@ -32,7 +33,7 @@ _Place = tuple[str, int]
 def hardware_file(outcome: Outcome, name: str) -> str:
     """The YAML of the rows; `name` of the acceptance stands in their source. Raises UserError where
     there is nothing to write."""
-    machine = require_machine(outcome.expected)
+    machine, name = require_machine(outcome.expected), clean(name)
     sections = {
         "bandwidths": list(_bandwidths(outcome, machine)),
         "accelerators": list(_accelerators(outcome)),

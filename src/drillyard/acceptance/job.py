@@ -25,7 +25,7 @@ from drillyard.launch.prepared_run import as_siblings
 from drillyard.launch.request import LaunchRequest
 from drillyard.plan_files import PlanFile
 
-_SHARED = ("host_tools.py", "supervise/sockets.py")
+_SHARED = ("host_tools.py", "supervise/sockets.py", "launch/agent/__main__.py")
 DIRECTORY, SCHEDULE = "acceptance", "schedule.json"
 """Of the node side, below the job's files; and its file there."""
 
@@ -88,8 +88,8 @@ def acceptance_run(cluster: ClusterConfig) -> WorkloadRunConfig:
 
 
 def node_files() -> list[PlanFile]:
-    """The source of the node side and of what it shares with the agent, in order of names, as
-    resources: a zipped wheel has them too."""
+    """The source of the node side and of what it shares with the agent, `__main__.py` among it, in
+    order of names, as resources: a zipped wheel has them too."""
     sources = [each for each in files(node).iterdir() if each.name.endswith(".py")]
     sources += [files("drillyard").joinpath(name) for name in _SHARED]
     return [

@@ -17,6 +17,7 @@ _READ = (
     "let the job read it: run it as root, or sysctl kernel.dmesg_restrict=0, or add its user to the"
     " group systemd-journal"
 )
+_RECORD = "give the whole output of dmesg in a file of its own"
 
 
 def log_of(seen: Observation | None) -> Mapping[str, Any] | str:
@@ -46,7 +47,8 @@ def seconds_of(log: Mapping[str, Any], key: str) -> float | None:
     return float(value) if 0 <= value < _END_OF_TIME else None
 
 
-def unreadable_log(check: Check, rank: int, name: str, why: str) -> CheckResult:
+def unreadable_log(check: Check, rank: int, name: str, why: str, *, recorded: bool) -> CheckResult:
     """The result of a node whose log cannot be judged."""
     reason = f"{name}: the kernel log cannot be read: {why}"
-    return node_result(check, rank, Status.incomplete, reason, action=_READ)
+    action = _RECORD if recorded else _READ
+    return node_result(check, rank, Status.incomplete, reason, action=action)

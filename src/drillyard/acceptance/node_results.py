@@ -15,15 +15,9 @@ V = TypeVar("V", bound=Hashable)
 
 
 def node_result(check: Check, rank: int, status: Status, reason: str, **more: Any) -> CheckResult:
-    """The result of a node. A failed one blames it, and says what the check says to do."""
-    failed = status is Status.fail
-    values: dict[str, Any] = {
-        "metric": check.name,
-        "action": check.action if failed or status is Status.warn else "",
-        "culprits": (rank,) if failed else (),
-        **more,
-    }
-    return CheckResult(check=check.name, nodes=(rank,), status=status, reason=reason, **values)
+    """The result of a node. A failed one blames it."""
+    blamed = {"culprits": (rank,) if status is Status.fail else ()}
+    return check.result((rank,), status, reason, **{**blamed, **more})
 
 
 def node_observations(
@@ -48,17 +42,6 @@ def why_not_observed(seen: Observation | None, probe: str) -> str:
     return seen.error or f"the probe {probe} found nothing"
 
 
-def nothing_recorded(check: Check) -> CheckResult:
-    """The result of a check for which no file was given."""
-    return CheckResult(
-        check=check.name,
-        metric=check.name,
-        nodes=(),
-        status=Status.skipped,
-        reason=f"no file has what {check.name} needs",
-    )
-
-
 def has_gpus(expected: Expected) -> bool:
     """Whether the cluster config names a machine with GPUs."""
     return expected.accelerator is not None and expected.accelerator.name != "cpu"
@@ -76,3 +59,23 @@ def named(evidence: AcceptanceEvidence, ranks: list[int], most: int = 8) -> str:
     """Names of nodes for a sentence."""
     names = [evidence.name_of(rank) for rank in ranks[:most]]
     return ", ".join(names) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
+
+
+def difference(
+    check: Check, evidence: AcceptanceEvidence, name: str, values: Mapping[int, str], *, fails: bool
+) -> CheckResult | None:
+    """The result where nodes have different values of what must be equal; None where it is. Nodes
+    unlike most are blamed where a difference `fails`; otherwise it warns."""
+    if len(set(values.values())) == 1:
+        return None
+    common = majority(values)
+    odd = tuple(rank for rank, value in values.items() if value != common)
+    shown = "; ".join(f"{evidence.name_of(rank)} {values[rank][:80]}" for rank in odd[:8])
+    others = f"; the others {common[:80]}" if common is not None else ""
+    return check.result(
+        odd, Status.fail if fails else Status.warn, f"{name} differs: {shown}{others}",
+        metric=name,
+        observed=values[odd[0]],
+        expected=common or "",
+        culprits=odd if fails and common is not None else (),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from drillyard.acceptance.check import Check
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.results import CheckResult, Status
 
@@ -85,35 +86,24 @@ def ranks_of(evidence: AcceptanceEvidence, seen: Observation) -> RanksOfProbe:
 
 
 def without_ranks(
-    evidence: AcceptanceEvidence, check: str, metric: str, found: Sequence[RanksOfProbe], probe: str
+    evidence: AcceptanceEvidence,
+    check: Check,
+    metric: str,
+    found: Sequence[RanksOfProbe],
+    probe: str,
 ) -> Iterator[CheckResult]:
     """Results for what was not measured: skipped or incomplete, with the reason."""
     if not found:
         status = Status.skipped if evidence.recorded else Status.incomplete
-        yield CheckResult(
-            check=check,
-            metric=metric,
-            nodes=tuple(each.rank for each in evidence.nodes),
-            status=status,
-            reason=f"{probe} was not measured",
-        )
+        nodes = tuple(each.rank for each in evidence.nodes)
+        yield check.result(nodes, status, f"{probe} was not measured", metric=metric)
     for one in found:
         if one.skipped is not None:
-            yield CheckResult(
-                check=check,
-                metric=metric,
-                nodes=one.observation.nodes,
-                status=Status.skipped,
-                reason=one.skipped,
-            )
+            nodes = one.observation.nodes
+            yield check.result(nodes, Status.skipped, one.skipped, metric=metric)
         for node, why in one.problems.items():
-            yield CheckResult(
-                check=check,
-                metric=metric,
-                nodes=(node,),
-                status=Status.incomplete,
-                reason=f"{evidence.name_of(node)}: {why}",
-            )
+            reason = f"{evidence.name_of(node)}: {why}"
+            yield check.result((node,), Status.incomplete, reason, metric=metric)
 
 
 def _whole(value: object) -> int:

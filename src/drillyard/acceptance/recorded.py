@@ -1,33 +1,35 @@
 """`drillyard accept --from FILE`: recorded output is evidence too, judged without a cluster.
 
-Each file is what one tool printed: nccl-tests (text, JSON, or a page with a table of message
-sizes), nvidia-smi, dcgmi, dmesg. A file with none of them is evidence that cannot be read:
-`incomplete`, never a pass. Only what the files hold is judged.
+Each file is what a tool printed: nccl-tests (text, JSON, or a page with a table of message sizes),
+nvidia-smi, dcgmi, dmesg. Of several in one file each is judged. A file with none of them is an
+observation of the probe `file`, with an error: `incomplete`, never a pass. Only what the files hold
+is judged.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from drillyard.acceptance import dcgm, kernel_log, nvidia_smi
 from drillyard.acceptance.accept_command import read_baseline
 from drillyard.acceptance.check import Expected
-from drillyard.acceptance.collective_table import CollectiveTable
 from drillyard.acceptance.evidence import AcceptanceEvidence, NodeIdentity, Observation
 from drillyard.acceptance.job import expected_of
 from drillyard.acceptance.judgement import Outcome, judge
-from drillyard.acceptance.recorded_tables import parse_tables
+from drillyard.acceptance.parsers import dcgm, kernel_log, nvidia_smi
+from drillyard.acceptance.parsers.collective_table import CollectiveTable
+from drillyard.acceptance.parsers.recorded_tables import parse_tables
+from drillyard.control_characters import clean
 from drillyard.errors import UserError
-from drillyard.guarded_files import read_bytes
+from drillyard.guarded_files import open_input
 from drillyard.hardware import load_catalog
 from drillyard.launch.submission import load_cluster
 
 LARGEST_FILE: Final = 64 << 20
-MOST_FILES: Final = 10_000
 _READERS: Final[tuple[Callable[[str], Observation | None], ...]] = (
     dcgm.recognise,
     nvidia_smi.recognise,
@@ -44,16 +46,27 @@ def recorded_evidence(
     places = _Places(files)
     observations: list[Observation] = []
     gpus = expected.machine.num_accelerators if expected.machine is not None else None
-    for path in files[:MOST_FILES]:
-        text = _read(path)
-        # JSON without results would be a table of nccl-tests that is damaged.
-        is_dcgm = dcgm.recognise(text.decode("utf-8", "replace")) is not None
-        tables = [] if is_dcgm else parse_tables(text)
+    for path in files:
+        content = _read(path)
+        text = content.decode("utf-8", "replace")
+        others = [seen for recognise in _READERS if (seen := recognise(text)) is not None]
+        is_dcgm = any(seen.probe == "dcgm" for seen in others)
+        # Other JSON than that of nccl-tests is a damaged one.
+        tables = parse_tables(content.lstrip().lstrip(b"{") if is_dcgm else content)
         for same in _repeats(tables):
             table = tables[same[0]]
-            observations.append(_of_table(str(path), text, same, table, num_nodes, gpus, names))
-        if not tables:
-            observations.append(_of_other(path, text.decode("utf-8", "replace"), places, names))
+            observations.append(
+                _of_table(clean(str(path)), content, same, table, num_nodes, gpus, names)
+            )
+        for seen in others:
+            observations.append(_of_other(path, seen, places, names))
+        if not tables and not others:
+            what = "is not output that is judged here" if text.strip() else "is empty"
+            observations.append(
+                Observation(
+                    probe="file", scope="node", nodes=(), error=what, source=clean(str(path))
+                )
+            )
     return AcceptanceEvidence(
         recorded=True,
         level="full",
@@ -65,10 +78,21 @@ def recorded_evidence(
 
 
 def _read(path: Path) -> bytes:
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; give each file in it by --from")
     try:
-        return read_bytes(path, LARGEST_FILE)
+        with open_input(path) as file:
+            content = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_FILE:
+        raise UserError(
+            f"{path}: has more than {LARGEST_FILE >> 20} MiB; give the part with the tools' output"
+        )
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # What PowerShell writes for `>`.
+        return content.decode("utf-16", "replace").encode()
+    return content
 
 
 def _repeats(tables: Sequence[CollectiveTable]) -> list[list[int]]:
@@ -98,7 +122,7 @@ def _of_table(
     if len(nodes) != len(set(nodes)):
         error = "names a node twice"
     values: dict[str, object] = {"output": text.decode("utf-8", "replace"), "tables": same}
-    # Without a machine nothing says how many ranks there should be.
+    # Without a machine the expected number of ranks is not known.
     values["ranks"] = count * gpus if gpus is not None else ranks
     return Observation(
         probe="nccl_tests",
@@ -124,24 +148,16 @@ class _Places:
         self._seen[path.parent, kind] += 1
         if not self._several:
             return f"node {number}"
-        return str(path.parent) if number == 0 else f"{path.parent} ({number + 1})"
+        place = clean(str(path.parent))
+        return place if number == 0 else f"{place} ({number + 1})"
 
 
-def _of_other(path: Path, text: str, places: _Places, names: list[str]) -> Observation:
-    """What another tool printed on one node, or what no tool that is known prints."""
-    for recognise in _READERS:
-        found = recognise(text)
-        if found is not None:
-            tools = (found.values or {}).get("tools")
-            kind = f"{found.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
-            rank = _rank_of(places.name(path, kind), names)
-            return found.model_copy(update={"nodes": (rank,), "source": str(path)})
-    what = "holds no output that is known" if text.strip() else "is empty"
-    why = f"{path}: {what}: those of nccl-tests, nvidia-smi, dcgmi diag -j and dmesg are"
-    rank = _rank_of(places.name(path, ""), names)
-    return Observation(
-        probe="nccl_tests", scope="node", nodes=(rank,), values=None, error=why, source=str(path)
-    )
+def _of_other(path: Path, seen: Observation, places: _Places, names: list[str]) -> Observation:
+    """What another tool printed on one node."""
+    tools = (seen.values or {}).get("tools")
+    kind = f"{seen.probe} {' '.join(tools) if isinstance(tools, dict) else ''}"
+    rank = _rank_of(places.name(path, kind), names)
+    return seen.model_copy(update={"nodes": (rank,), "source": clean(str(path))})
 
 
 def _unnamed(count: int) -> tuple[str, ...]:

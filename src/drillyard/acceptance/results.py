@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a result ended. `recorded`: a figure that nothing judges, and that decides nothing."""
+    """How a result ended. `recorded`: a figure that is not judged and does not count."""
 
     passed = "pass"
     warn = "warn"
@@ -38,7 +38,7 @@ class Threshold:
 class CheckResult:
     """One judged figure. `nodes` are ranks: the node, the pair, or all that it is about.
 
-    `observed` is the figure, None where there is none. `culprits` are the nodes that this result
+    `observed` is the figure; None: there is none. `culprits` are the nodes that this result
     proves to be at fault; empty where it does not say which. Only `required` results decide the
     verdict.
     """
@@ -54,7 +54,7 @@ class CheckResult:
     unit: str = ""
     threshold: Threshold | None = None
     expected: str = ""
-    """What is expected, in words, where no number is."""
+    """What is expected, in words, where there is no threshold."""
     device: int | None = None
     action: str = ""
     """What to do."""

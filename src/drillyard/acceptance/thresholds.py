@@ -44,7 +44,7 @@ UNIT: Final = "GB/s"
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """Why there is nothing to judge a figure by."""
+    """Why a figure cannot be judged."""
 
     reason: str
 
@@ -55,7 +55,7 @@ def collective_threshold(
     """The least bus bandwidth of messages of `size_bytes` on `num_nodes` healthy nodes."""
     machine = expected.machine
     if machine is None or expected.accelerator is None:
-        return NoReference("the cluster config names no machine, so no row says what is enough")
+        return NoReference("no machine is named, so there is no reference")
     rows = expected.catalog.bandwidths
     found = bus_bandwidth(
         (row for row in rows if row.nodes == num_nodes and _covers(row, size_bytes)),

@@ -19,11 +19,13 @@ from drillyard.acceptance.accept_command import EVIDENCE, Acceptance, on_nodes, 
 from drillyard.acceptance.evidence import parse_evidence
 from drillyard.acceptance.job import DIRECTORY, SCHEDULE
 from drillyard.acceptance.judgement import Outcome, judge
+from drillyard.acceptance.node.messages import listen
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_bytes
 from drillyard.launch.network import network_of
 from drillyard.launch.prepared_run import processes_per_node
 from drillyard.plan_files import PlanFile
+from drillyard.safe_files import require_replaceable
 
 MASTER_PORT = 29400
 _END_SECONDS = 15.0
@@ -62,6 +64,9 @@ def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outco
     configured = cluster.environment
     network = network_of(cluster, acceptance.expected.catalog, image=None, configured=configured)
     files = [*acceptance.request.files, *([network.file] if network.file else [])]
+    if part.rank == 0:
+        _require_free(part.master_port)
+        require_replaceable(output / EVIDENCE, _is_evidence, "move it away, or give --output")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
         # As in a launch directory.
@@ -89,6 +94,26 @@ def run_node_part(acceptance: Acceptance, part: NodePart, output: Path) -> Outco
             raise UserError(f"node {part.rank}: did not take part to the end (exit code {code})")
         return None
     return _outcome(acceptance, part, output / EVIDENCE, code)
+
+
+def _require_free(port: int) -> None:
+    """Raise UserError where node 0 could not listen."""
+    try:
+        listen(port).close()
+    except OSError as error:
+        raise UserError(
+            f"--master-port {port}: {error.strerror}; end the program that has it, or give another"
+            " port, the same on every node"
+        ) from None
+
+
+def _is_evidence(content: bytes) -> bool:
+    """Whether content is what node 0 of some acceptance observed."""
+    try:
+        parse_evidence(content, EVIDENCE)
+    except UserError:
+        return False
+    return True
 
 
 def _outcome(acceptance: Acceptance, part: NodePart, path: Path, code: int) -> Outcome:

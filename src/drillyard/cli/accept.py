@@ -5,25 +5,41 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from drillyard.cli.options import config_to_read, with_flags
+from drillyard.cli.options import (
+    POOL,
+    SHOW_PLAN_FLAGS,
+    config_to_read,
+    node_flags,
+    require_dry_run,
+    with_flags,
+)
 
-JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
+if TYPE_CHECKING:
+    from drillyard.cli.acceptance_output import AcceptanceFiles
+
+JOB, OTHERWISE = "The job", "Without a scheduler"
 RECORDED = "Recorded output"
 
 FLAGS = {
+    **node_flags(JOB, JOB),
+    **SHOW_PLAN_FLAGS,
     "cluster": typer.Argument(
         metavar="CLUSTER.YAML", help="The cluster config; with --from optional."
     ),
-    "level": typer.Option(metavar="LEVEL", help="quick (a minute), standard (15 minutes) or full."),
+    "level": typer.Option(
+        metavar="LEVEL", help="quick (a minute, the default), standard (15 minutes) or full."
+    ),
     "nodes": typer.Option(
         min=1,
         metavar="N",
         help="Nodes to check; default: the idle ones where the scheduler says, else the config's."
         " With --from: of each table, default: as it says.",
     ),
+    "pool": POOL,
     "run": typer.Option(
         metavar="RUN.YAML", help="The run to come: storage is checked at its checkpoint's size."
     ),
@@ -53,27 +69,10 @@ FLAGS = {
         rich_help_panel=RECORDED,
     ),
     "as_json": typer.Option("--json", help="Print acceptance.json."),
-    "exclude": typer.Option(
-        metavar="NODE",
-        help="Do not use this node, by the scheduler's name; repeatable.",
-        rich_help_panel=JOB,
-    ),
     "wait_seconds": typer.Option(
         min=1.0,
         metavar="SECONDS",
         help="Cancel the job where it has not ended after so long; default: wait.",
-        rich_help_panel=JOB,
-    ),
-    "drain": typer.Option(
-        "--drain",
-        help="Have the scheduler start nothing on nodes proven to be bad.",
-        rich_help_panel=JOB,
-    ),
-    "max_share": typer.Option(
-        min=0.0,
-        max=1.0,
-        metavar="SHARE",
-        help="Drain nothing if more of the checked nodes are bad; default: 0.1.",
         rich_help_panel=JOB,
     ),
     "node_rank": typer.Option(
@@ -91,17 +90,6 @@ FLAGS = {
         help="First of the ports that are used on node 0; default: 29400.",
         rich_help_panel=OTHERWISE,
     ),
-    "dry_run": typer.Option(
-        "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW
-    ),
-    "files": typer.Option(
-        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW
-    ),
-    "explain": typer.Option(
-        "--explain",
-        help="Print the reason of each generated field, and stop.",
-        rich_help_panel=SHOW,
-    ),
 }
 
 
@@ -112,8 +100,9 @@ def register(app: typer.Typer) -> None:
 
 def accept(
     cluster: Path | None = None,
-    level: str = "quick",
+    level: str | None = None,
     nodes: int | None = None,
+    pool: str | None = None,
     run: Path | None = None,
     baseline: Path | None = None,
     hardware: Path | None = None,
@@ -143,48 +132,53 @@ def accept(
     fix, nothing was submitted; 130 interrupted.
     """
     from drillyard.acceptance.accept_command import acceptance_of, run_acceptance
-    from drillyard.acceptance.check import level_named
+    from drillyard.acceptance.check import Level, level_named
     from drillyard.acceptance.hardware_rows import require_machine
     from drillyard.acceptance.results import EXIT_CODES
     from drillyard.cli.acceptance_output import (
+        AcceptanceFiles,
         acceptance_file,
         drain_nodes,
-        report_outcome,
+        print_outcome,
         require_drain,
-        write_hardware_file,
     )
     from drillyard.cli.launch import show_plans
     from drillyard.errors import ConfigError
+    from drillyard.launch.remote_files import print_notice
     from drillyard.launch.submission import plan_requests
 
     require_drain(drain, max_share)
+    require_dry_run(files, dry_run)
+    of_job: dict[str, object] = {
+        "--exclude": exclude,
+        "--wait-seconds": wait_seconds,
+        "--drain": drain,
+        "--dry-run": dry_run,
+        "--explain": explain,
+    }
+    of_node: dict[str, object] = {
+        "--nnodes": nnodes,
+        "--master-addr": master_addr,
+        "--master-port": master_port,
+    }
     if recorded:
-        from drillyard.acceptance.recorded import outcome_of_files
-
-        job_options = {
-            "--drain": drain,
-            "--exclude": exclude,
-            "--node-rank": node_rank is not None,
+        of_probes: dict[str, object] = {
+            "--level": level,
+            "--pool": pool,
             "--run": run,
-            "--wait-seconds": wait_seconds,
-            "--dry-run": dry_run,
-            "--explain": explain,
+            "--node-rank": node_rank,
         }
-        if given_options := [name for name, value in job_options.items() if value]:
-            raise ConfigError(f"{given_options[0]}: is of a job, and --from submits none")
-        outcome = outcome_of_files(
+        _require_absent({**of_probes, **of_job, **of_node}, "is of a job, and --from submits none")
+        _judge_recorded(
             recorded,
+            AcceptanceFiles(acceptance_file(output) if output else None, write_hardware),
+            as_json,
             cluster_file=cluster,
             machine=machine,
             num_nodes=nodes,
             hardware=hardware,
             baseline_file=baseline,
         )
-        file = acceptance_file(output) if output else None
-        report_outcome(outcome, recorded[0].name, file, as_json=as_json)
-        if write_hardware is not None:
-            write_hardware_file(outcome, write_hardware, recorded[0].name)
-        raise typer.Exit(EXIT_CODES[outcome.verdict])
     if cluster is None:
         raise ConfigError(
             "CLUSTER.YAML: name a cluster config, or recorded output with --from FILE"
@@ -195,18 +189,22 @@ def accept(
     if node_rank is not None:
         from drillyard.acceptance.without_scheduler import node_part
 
+        why = "is of a job, and --node-rank submits none; leave one of them out"
+        _require_absent({"--nodes": nodes, **of_job}, why)
         part = node_part(node_rank, nnodes, master_addr, master_port)
-    elif given := [each for each in (nnodes, master_addr, master_port) if each is not None]:
-        raise ConfigError(
-            f"{given[0]}: --nnodes, --master-addr and --master-port go with --node-rank, which is"
-            " not given; --nodes sets the nodes of a job"
-        )
+    else:
+        why = "goes with --node-rank, which is not given; --nodes sets the nodes of a job"
+        _require_absent(of_node, why)
+    level_asked = level_named(level or Level.quick)
+    if run is not None and level_asked is Level.quick:
+        print_notice("--run: changes nothing; storage is checked from --level standard on")
     read = nullcontext() if run is None else config_to_read(run, [], trust_config=False)
     with read as config_of_run:
         acceptance = acceptance_of(
             cluster,
-            level_named(level),
+            level_asked,
             nodes=nodes,
+            pool=pool,
             dry_run=dry_run or explain,
             fixed_nodes=part is not None,
             run=config_of_run,
@@ -228,8 +226,12 @@ def accept(
         )
         return
     config = acceptance.request.run
-    place = output or Path(config.output, config.name)
-    file = acceptance_file(place)
+    default = Path(config.output, config.name, "acceptance.json")
+    file = acceptance_file(output) if output else default
+    written = AcceptanceFiles(file, write_hardware)
+    written.require_replaceable()
+    if baseline is not None and baseline.resolve() == file.resolve():
+        print_notice(f"{baseline}: this run replaces its baseline; --output elsewhere keeps it")
     if part is not None:
         from drillyard.acceptance.without_scheduler import run_node_part
 
@@ -239,9 +241,32 @@ def accept(
         outcome = found
     else:
         outcome = run_acceptance(acceptance)
-    report_outcome(outcome, acceptance.request.cluster.name, file, as_json=as_json)
-    if write_hardware is not None:
-        write_hardware_file(outcome, write_hardware, config.name)
+    print_outcome(outcome, as_json=as_json)
     if drain:
         drain_nodes(acceptance.request.cluster, outcome, max_share)
+    written.write(outcome, acceptance.request.cluster.name)
+    raise typer.Exit(EXIT_CODES[outcome.verdict])
+
+
+def _require_absent(options: dict[str, object], why: str) -> None:
+    """Raise ConfigError for the first option that is given, as it would be ignored."""
+    from drillyard.errors import ConfigError
+
+    for name, value in options.items():
+        if value is not None and value is not False and value != []:
+            raise ConfigError(f"{name}: {why}")
+
+
+def _judge_recorded(
+    recorded: list[Path], files: AcceptanceFiles, as_json: bool, **options: Any
+) -> NoReturn:
+    """Judge recorded output, and exit with the code of its verdict."""
+    from drillyard.acceptance.recorded import outcome_of_files
+    from drillyard.acceptance.results import EXIT_CODES
+    from drillyard.cli.acceptance_output import print_outcome
+
+    files.require_replaceable()
+    outcome = outcome_of_files(recorded, **options)
+    print_outcome(outcome, as_json=as_json)
+    files.write(outcome, recorded[0].name)
     raise typer.Exit(EXIT_CODES[outcome.verdict])

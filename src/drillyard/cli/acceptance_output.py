@@ -3,64 +3,134 @@ page and as JUnit XML, and drain nodes where asked to."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from drillyard.cli.options import print_json
+from drillyard.errors import UserError
+from drillyard.safe_files import (
+    MARKUP,
+    YAML,
+    describe_os_error,
+    is_marked,
+    replace_output,
+    require_replaceable,
+    write_output,
+)
 
 if TYPE_CHECKING:
     from drillyard.acceptance.judgement import Outcome
     from drillyard.config.cluster import ClusterConfig
 
 
-def report_outcome(
-    outcome: Outcome,
-    title: str,
-    file: Path | None,
-    out: TextIO | None = None,
-    *,
-    as_json: bool = False,
-) -> None:
-    """Write acceptance.json, and beside it the page and JUnit XML under the same name (None:
-    nowhere); print the outcome, or the document, on `out` or standard output. `title`: the
-    cluster, or what was judged."""
+@dataclass(frozen=True)
+class AcceptanceFiles:
+    """What an acceptance writes: acceptance.json with the page and JUnit XML beside it under the
+    same name (`document` None: none of them), and rows for --hardware. `remedy`: what to do where
+    one of them would replace a file that is not our own."""
+
+    document: Path | None = None
+    hardware: Path | None = None
+    remedy: str = "move it away, or name another file"
+
+    @property
+    def page(self) -> Path | None:
+        return self.document and self.document.with_suffix(".html")
+
+    @property
+    def junit(self) -> Path | None:
+        return self.document and self.document.with_suffix(".xml")
+
+    def require_replaceable(self) -> None:
+        """Raise UserError, before a job runs for them, where the files would replace others than
+        our own, or each other."""
+        kinds = (
+            (self.document, _is_acceptance),
+            (self.page, is_marked(MARKUP)),
+            (self.junit, is_marked(MARKUP)),
+            (self.hardware, is_marked(YAML)),
+        )
+        given = [path for path, _ in kinds if path is not None]
+        for path, is_own in kinds:
+            if path is None:
+                continue
+            if given.count(path) > 1:
+                raise UserError(f"{path}: --write-hardware names a file of --output; name another")
+            try:
+                if path.is_dir():
+                    raise UserError(f"{path}: is a directory; {self.remedy}")
+                there = next(each for each in path.absolute().parents if each.exists())
+                if not there.is_dir():
+                    raise UserError(f"{there}: is not a directory; {self.remedy}")
+                if not path.exists() and not os.access(there, os.W_OK):
+                    raise UserError(f"{there}: may not be written to; {self.remedy}")
+                require_replaceable(path, is_own, self.remedy)
+            except OSError as error:
+                raise UserError(f"{path}: {describe_os_error(error)}") from None
+
+    def write(self, outcome: Outcome, title: str) -> None:
+        """Write them, and print which on standard error. `title`: the cluster, or what was judged.
+        Raises UserError."""
+        from drillyard.acceptance.acceptance_document import acceptance_document
+        from drillyard.acceptance.acceptance_page import render_acceptance
+        from drillyard.acceptance.document_text import junit_xml
+        from drillyard.acceptance.hardware_rows import hardware_file
+
+        self.require_replaceable()
+        if self.document is not None and self.page is not None and self.junit is not None:
+            document = acceptance_document(outcome)
+            _write(self.document, document.as_text() + "\n", None)
+            _write(self.page, render_acceptance(document, title), MARKUP)
+            _write(self.junit, junit_xml(document, title), MARKUP)
+            print(f"written: {self.document}, {self.page}, {self.junit}", file=sys.stderr)
+        if self.hardware is not None:
+            _write(self.hardware, hardware_file(outcome, title), YAML)
+            print(
+                f"written: {self.hardware}; drillyard estimate ... --hardware {self.hardware}",
+                file=sys.stderr,
+            )
+
+
+def _is_acceptance(content: bytes) -> bool:
+    """Whether content is an acceptance.json."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and {"version", "verdict", "evidence"} <= document.keys()
+
+
+def _write(path: Path, text: str, mark: bytes | None) -> None:
+    data = text.encode("utf-8", "replace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if mark is None:
+            replace_output(path, data)
+        else:
+            write_output(path, data, overwrite=True, mark=mark)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def print_outcome(outcome: Outcome, out: TextIO | None = None, *, as_json: bool = False) -> None:
+    """Print the outcome, or its document, on `out` or standard output."""
     from drillyard.acceptance.acceptance_document import acceptance_document
-    from drillyard.acceptance.acceptance_page import render_acceptance
-    from drillyard.acceptance.document_text import as_text, junit_xml
+    from drillyard.acceptance.document_text import as_text
 
     document = acceptance_document(outcome)
-    written = []
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, text in (
-            (".json", document.as_text() + "\n"),
-            (".html", render_acceptance(document, title)),
-            (".xml", junit_xml(document, title)),
-        ):
-            written.append(file.with_suffix(suffix))
-            written[-1].write_text(text, encoding="utf-8")
     if as_json:
         print_json(document.model_dump())
-        return
-    print(as_text(document), end="", file=out)
-    if written:
-        print(f"written: {', '.join(map(str, written))}", file=out)
+    else:
+        print(as_text(document), end="", file=out, flush=True)
 
 
 def acceptance_file(place: Path) -> Path:
     """acceptance.json in a directory, or the .json file that is named itself."""
     return place if place.suffix == ".json" else place / "acceptance.json"
-
-
-def write_hardware_file(outcome: Outcome, file: Path, name: str) -> None:
-    """Write the measured rows, and say how they are used."""
-    from drillyard.acceptance.hardware_rows import hardware_file
-
-    text = hardware_file(outcome, name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    print(f"wrote {file}: drillyard estimate ... --hardware {file}", file=sys.stderr)
 
 
 def drain_nodes(cluster: ClusterConfig, outcome: Outcome, max_share: float | None) -> None:

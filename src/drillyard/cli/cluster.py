@@ -183,13 +183,23 @@ def status(
     hardware: Hardware = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cluster's pools and queues, what it lacks, what has changed, and its cost so far.
+    """Show the cluster's pools and queues, what it lacks, what has changed, and its cost so far. On
+    platforms ssh and slurm: what `launch` will need, looked for on all nodes at once.
 
     Exit code 1 where a run would miss something, 3 where that is not known.
     """
+    from drillyard.errors import UserError
     from drillyard.provision.cluster_status import cluster_status, drift_from_engine, status_text
-    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.provisioner import check_nodes, plan_file
 
+    if (nodes := check_nodes(config, overrides or (), hardware=hardware)) is not None:
+        if price:
+            raise UserError(f"--price: nothing is bought on platform {nodes.platform}")
+        if as_json:
+            print_json(nodes.as_json())
+        else:
+            typer.echo(nodes.text(shlex.quote(str(config))))
+        raise typer.Exit(nodes.exit_code)
     plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
     found = cluster_status(plan, drift_of=drift_from_engine if plan.terraform else None)
     if as_json:

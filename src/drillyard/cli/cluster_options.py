@@ -17,7 +17,9 @@ ClusterOverrides = Annotated[
 Hardware = Annotated[
     Path | None,
     typer.Option(
-        "--hardware", metavar="FILE", help="Your own hardware and prices, laid over what is known."
+        "--hardware",
+        metavar="FILE",
+        help="Your own hardware and prices, which win over the built-in ones.",
     ),
 ]
 NodePrices = Annotated[

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from drillyard.cli.options import print_json, with_flags
+from drillyard.cli.options import (
+    POOL,
+    SHOW_PLAN,
+    SHOW_PLAN_FLAGS,
+    node_flags,
+    print_json,
+    require_dry_run,
+    with_flags,
+)
 
 if TYPE_CHECKING:
     from drillyard.acceptance.accept_command import Acceptance
@@ -19,10 +27,11 @@ if TYPE_CHECKING:
     from drillyard.launch.plan import Plan
     from drillyard.launch.request import LaunchRequest
 
-SHOW, HOW, FIRST = "Show the plan", "Launch", "Check the nodes first"
-
+HOW, FIRST = "Launch", "Check the nodes first"
 
 FLAGS = {
+    **node_flags(HOW, FIRST),
+    **SHOW_PLAN_FLAGS,
     "run": typer.Argument(
         metavar="RUN.YAML", help="The run config: a training run, or a `workload:`."
     ),
@@ -33,6 +42,7 @@ FLAGS = {
         "--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."
     ),
     "nodes": typer.Option(min=1, metavar="N", help="Nodes, in place of the cluster config's."),
+    "pool": POOL,
     "sweep": typer.Option(
         metavar="KEY=VALUES",
         help="Launch one run per value: a,b or 1..16; repeated: every combination.",
@@ -51,11 +61,6 @@ FLAGS = {
     "after": typer.Option(
         metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW
     ),
-    "exclude": typer.Option(
-        metavar="NODE",
-        help="Do not use this node, by the scheduler's name; repeatable.",
-        rich_help_panel=HOW,
-    ),
     "max_failures": typer.Option(
         min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW
     ),
@@ -70,41 +75,18 @@ FLAGS = {
         " excluded, or nothing is submitted.",
         rich_help_panel=FIRST,
     ),
-    "drain": typer.Option(
-        "--drain",
-        help="Have the scheduler start nothing on nodes proven to be bad.",
-        rich_help_panel=FIRST,
-    ),
-    "max_share": typer.Option(
-        min=0.0,
-        max=1.0,
-        metavar="SHARE",
-        help="Drain nothing if more of the checked nodes are bad; default: 0.1.",
-        rich_help_panel=FIRST,
-    ),
     "wait": typer.Option(
         "--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW
-    ),
-    "dry_run": typer.Option(
-        "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW
-    ),
-    "files": typer.Option(
-        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW
-    ),
-    "explain": typer.Option(
-        "--explain",
-        help="Print the reason of each generated field, and stop.",
-        rich_help_panel=SHOW,
     ),
     "output": typer.Option(
         metavar="DIR",
         help="Write everything as files, with apply.sh, and stop.",
-        rich_help_panel=SHOW,
+        rich_help_panel=SHOW_PLAN,
     ),
     "overwrite": typer.Option(
-        "--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW
+        "--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW_PLAN
     ),
-    "as_json": typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW),
+    "as_json": typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW_PLAN),
 }
 
 
@@ -118,6 +100,7 @@ def launch(
     cluster: Path = Path("cluster.yaml"),
     overrides: list[str] | None = None,
     nodes: int | None = None,
+    pool: str | None = None,
     sweep: list[str] | None = None,
     sync: bool = False,
     replace: bool = False,
@@ -157,6 +140,7 @@ def launch(
             cluster,
             overrides=overrides or [],
             nodes=nodes,
+            pool=pool,
             sweep=sweep or [],
             sync=sync,
             max_failures=max_failures,
@@ -165,6 +149,7 @@ def launch(
         )
 
     require_drain(drain, max_share)
+    require_dry_run(files, dry_run)
     if drain and accept is None:
         raise ConfigError("--drain: takes out what --accept finds, which is not given; give both")
     level = None if accept is None else level_named(accept, "--accept")
@@ -193,7 +178,7 @@ def launch(
     for line in check_memory(requests, force=force):
         print(line, file=sys.stderr)
     if level is not None:
-        excluded = _checked(cluster, level, nodes, exclude or [], drain, max_share)
+        excluded = _checked(requests[0], cluster, level, nodes, pool, drain, max_share)
         requests, plans = planned(excluded)
     for plan in plans:
         for warning in plan.warnings:
@@ -202,25 +187,36 @@ def launch(
 
 
 def _checked(
+    request: LaunchRequest,
     cluster: Path,
     level: Level,
     nodes: int | None,
-    exclude: list[str],
+    pool: str | None,
     drain: bool,
     max_share: float | None,
 ) -> list[str]:
-    """Check the nodes; returns those that the run must not use."""
+    """Check the nodes of a run; returns those that it must not use."""
     from drillyard.acceptance.before_launch import nodes_to_exclude
-    from drillyard.cli.acceptance_output import drain_nodes, report_outcome
+    from drillyard.acceptance.job import acceptance_run
+    from drillyard.cli.acceptance_output import (
+        AcceptanceFiles,
+        drain_nodes,
+        print_outcome,
+    )
+
+    config = acceptance_run(request.cluster)
+    files = AcceptanceFiles(
+        Path(config.output, config.name, "acceptance.json"), remedy="move it away"
+    )
+    files.require_replaceable()
 
     def report(acceptance: Acceptance, outcome: Outcome) -> None:
-        config = acceptance.request.run
-        file = Path(config.output, config.name, "acceptance.json")
-        report_outcome(outcome, acceptance.request.cluster.name, file, sys.stderr)
+        print_outcome(outcome, sys.stderr)
         if drain and outcome.culprits:
             drain_nodes(acceptance.request.cluster, outcome, max_share)
+        files.write(outcome, request.cluster.name)
 
-    return nodes_to_exclude(cluster, level, nodes, exclude, report)
+    return nodes_to_exclude(cluster, level, nodes, list(request.exclude), report, pool=pool)
 
 
 def show_plans(

@@ -28,6 +28,9 @@ OUTPUT = "Output"
 _RUNS: Final = Path("runs")
 _MOST_SHOWN: Final = 8
 
+POOL: Final = typer.Option(
+    metavar="NAME", help="A further pool of the cluster config (cluster.pools), not the first."
+)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
@@ -88,6 +91,53 @@ Cluster = Annotated[
         help="Search this cluster only; default: those launched on, else ./cluster.yaml.",
     ),
 ]
+
+
+SHOW_PLAN: Final = "Show the plan"
+SHOW_PLAN_FLAGS: Final = {
+    "dry_run": typer.Option(
+        "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW_PLAN
+    ),
+    "files": typer.Option(
+        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW_PLAN
+    ),
+    "explain": typer.Option(
+        "--explain",
+        help="Print the reason of each generated field, and stop.",
+        rich_help_panel=SHOW_PLAN,
+    ),
+}
+
+
+def require_dry_run(files: bool, dry_run: bool) -> None:
+    """Raise ConfigError where --files would show nothing."""
+    from drillyard.errors import ConfigError
+
+    if files and not dry_run:
+        raise ConfigError("--files: goes with --dry-run, which is not given; give both or neither")
+
+
+def node_flags(exclude_panel: str, drain_panel: str) -> dict[str, Any]:
+    """Options of commands that submit a job and may take nodes out of the scheduler's hands."""
+    return {
+        "exclude": typer.Option(
+            metavar="NODE",
+            help="Do not use this node, by the scheduler's name; repeatable.",
+            rich_help_panel=exclude_panel,
+        ),
+        "drain": typer.Option(
+            "--drain",
+            help="Have the scheduler start nothing on nodes proven to be bad.",
+            rich_help_panel=drain_panel,
+        ),
+        "max_share": typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="Drain nothing if more of the checked nodes are bad; default: 0.1.",
+            rich_help_panel=drain_panel,
+        ),
+    }
 
 
 class SharedOption(NamedTuple):

@@ -20,6 +20,7 @@ from drillyard.config.creation import Consumption, CreationConfig, ShortName
 from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, platforms
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import LocalFile, StrictModel, VariableName
+from drillyard.errors import ConfigError
 
 Mount = Annotated[
     str,
@@ -72,8 +73,8 @@ class ClusterConfig(StrictModel):
     hardware: LocalFile | None = Field(
         default=None,
         description=(
-            "File with your own hardware and prices, laid over what is known; a relative path is"
-            " relative to this file."
+            "File with your own hardware and prices, which win over the built-in ones; a relative"
+            " path is relative to this file."
         ),
     )
     consumption: Consumption | None = Field(
@@ -212,6 +213,28 @@ def completed(config: ClusterConfig) -> ClusterConfig:
         return config
     made: ClusterConfig = resolve_name(function)(config)
     made._origin = config._origin
+    return made
+
+
+def on_pool(
+    config: ClusterConfig, pool: str | None = None, nodes: int | None = None
+) -> ClusterConfig:
+    """The config as a run on one of its pools needs it: with the pool's machine, nodes (or
+    `nodes`), way of buying, reservation, zone and queue as the file's own.
+
+    `pool` is a name of `drillyard cluster plan`; None: the pool whose queue the config names, else
+    the first, whose config stays as it is. Raises ConfigError for a pool that the config does not
+    have, and for what the pool lacks.
+    """
+    function = platforms()[config.platform].on_pool
+    if not function:
+        if pool is not None:
+            able = ", ".join(name for name, each in platforms().items() if each.on_pool)
+            raise ConfigError(
+                f"--pool {pool}: platform {config.platform} has no pools; it belongs to {able}"
+            )
+        return config
+    made: ClusterConfig = resolve_name(function)(config, pool, nodes)
     return made
 
 

@@ -200,7 +200,7 @@ class CreationConfig(StrictModel):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """The ranges that are none: numbers too large, or bits beyond the prefix."""
+        """Ranges that are not valid: numbers too large, or bits beyond the prefix."""
         given: list[tuple[Path, str]] = [
             (("cluster", "ranges", key), value)
             for key, value in self.ranges.model_dump().items()

@@ -123,6 +123,9 @@ class PlatformFacts:
     completed: str = ""
     """The `module:name` of a function `(ClusterConfig) -> ClusterConfig` that fills in what a file
     leaves out and the rest of it decides, before the config is checked; empty: nothing."""
+    on_pool: str = ""
+    """The `module:name` of a function `(ClusterConfig, pool, nodes) -> ClusterConfig`: the config
+    as a run on a pool needs it (`config/cluster.py`); empty: a cluster has no pools."""
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""
@@ -133,6 +136,9 @@ class PlatformFacts:
     """What to do where `drillyard cluster` cannot create a cluster of the platform."""
     instead_of_launching: str = ""
     """What to do where the platform has no launcher; `{file}` becomes the cluster config."""
+    cluster_check: str = ""
+    """The `module:name` of a function (`launch/cluster_check.py`) with which `drillyard cluster
+    status` looks at all nodes of a cluster that exists; empty: it cannot."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 

@@ -25,25 +25,8 @@ from aiohttp.resolver import DefaultResolver
 from fsspec.implementations.http import HTTPFileSystem
 from yarl import URL
 
+from drillyard.bounded_http import is_local_address
 from drillyard.errors import UserError
-
-# Metadata services at addresses that are not link-local: AWS and Google Cloud over IPv6.
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
-# https://cloud.google.com/compute/docs/metadata/querying-metadata
-_METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254")))
-
-
-def is_local_address(text: str) -> bool:
-    """Whether a host is an IP address that means this machine or its link: loopback, link-local,
-    unspecified, or a metadata service; also as an IPv4 address in an IPv6 one. False for names."""
-    try:
-        address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    is_own = address.is_loopback or address.is_unspecified
-    return is_own or address.is_link_local or address in _METADATA
 
 
 class RedirectGuard(AbstractResolver):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from drillyard.config.cluster import ClusterConfig
+from drillyard.config.cluster import ClusterConfig, on_pool
 from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.problems import closest_name
 from drillyard.config.run import RunConfig
@@ -52,6 +52,9 @@ class EstimateOptions:
 
     run: Annotated[Path, Flag("The run config.", metavar="RUN")]
     cluster: Annotated[Path | None, Flag("The cluster config.", WHERE, "FILE")] = None
+    pool: Annotated[
+        str | None, Flag("A further pool of the cluster config (cluster.pools).", WHERE, "NAME")
+    ] = None
     machine: Annotated[str | None, Flag("Machine type, in place of the cluster's.", WHERE)] = None
     nodes: Annotated[int | None, Flag("Number of machines, in place of the cluster's.", WHERE)] = (
         None
@@ -64,7 +67,8 @@ class EstimateOptions:
         int | None, Flag("GPUs in a node, with --accelerator; default: 8.", WHERE)
     ] = None
     hardware: Annotated[
-        Path | None, Flag("Your own hardware and prices, laid over what is known.", WHERE, "FILE")
+        Path | None,
+        Flag("Your own hardware and prices, which win over the built-in ones.", WHERE, "FILE"),
     ] = None
     overrides: Annotated[
         list[str] | None,
@@ -232,6 +236,8 @@ def _check_target(options: EstimateOptions) -> None:
             f"--consumption {options.consumption} is not known;"
             f" {_closest(options.consumption, ways)}"
         )
+    if options.pool is not None and options.cluster is None:
+        raise ConfigError("--pool belongs to --cluster FILE")
     if options.accelerator is None:
         for name in ("num_gpus", "gpus_per_node"):
             if getattr(options, name) is not None:
@@ -248,7 +254,7 @@ def _check_target(options: EstimateOptions) -> None:
 
 def _cluster(options: EstimateOptions, path: Path) -> ClusterConfig:
     """The cluster config with the flags' consumption and region."""
-    cluster = load_cluster_config(path, resolve_environment=False)
+    cluster = on_pool(load_cluster_config(path, resolve_environment=False), options.pool)
     changes: dict[str, Any] = {}
     if options.consumption is not None:
         changes["consumption"] = options.consumption

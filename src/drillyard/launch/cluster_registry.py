@@ -25,7 +25,7 @@ from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, parse_handle
 from drillyard.programs import parallel_map
-from drillyard.safe_files import write_atomically
+from drillyard.safe_files import make_directory, replace_file
 
 DEFAULT_FILE = Path("cluster.yaml")
 _MAX_PARALLEL = 16
@@ -49,7 +49,8 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None
         if before != text:
-            write_atomically(path, text)
+            make_directory(path.parent, parents=True)
+            replace_file(path, text.encode(), mode=0o600)
     except OSError as error:
         print_notice(
             f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will"
@@ -63,7 +64,7 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
         if before is None:
             path.unlink()
         else:
-            write_atomically(path, before)
+            replace_file(path, before.encode(), mode=0o600)
 
     return undo
 

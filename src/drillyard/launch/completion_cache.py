@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.launch.run_status import Handle, parse_handle
-from drillyard.safe_files import write_atomically
+from drillyard.safe_files import make_directory, replace_file
 
 _MOST_NAMES = 1000
 
@@ -23,7 +23,9 @@ def remember_runs(cluster: str, handles: Iterable[Handle]) -> None:
     """Replace the cached runs of a cluster. Failures are ignored: nothing depends on it."""
     kept = list(dict.fromkeys(handles))[:_MOST_NAMES]
     with contextlib.suppress(OSError):
-        write_atomically(_directory() / cluster, "".join(f"{handle}\n" for handle in kept))
+        make_directory(_directory(), parents=True)
+        text = "".join(f"{handle}\n" for handle in kept)
+        replace_file(_directory() / cluster, text.encode(), mode=0o600)
 
 
 def remember_run(handle: Handle) -> None:

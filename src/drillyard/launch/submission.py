@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drillyard.config.cluster import ClusterConfig
+from drillyard.config.cluster import ClusterConfig, on_pool
 from drillyard.config.kernel_rules import num_gpus
 from drillyard.config.load import load_cluster_config, load_launch_config
 from drillyard.config.platforms import platforms, require_capability
@@ -41,6 +41,7 @@ def plan_launch(
     *,
     overrides: Sequence[str] = (),
     nodes: int | None = None,
+    pool: str | None = None,
     sweep: Sequence[str] = (),
     sync: bool = False,
     max_failures: int = 3,
@@ -52,7 +53,7 @@ def plan_launch(
 
     Raises UserError for every mistake that can be found without asking the cluster.
     """
-    config = load_cluster(cluster, nodes)
+    config = load_cluster(cluster, nodes, pool=pool)
     first = load_launch_config(run, list(overrides), resolve_environment=False)
     facts = load_catalog(config.hardware)
     requests = []
@@ -80,10 +81,14 @@ def plan_launch(
 
 
 def load_cluster(
-    path: Path, nodes: int | None = None, overrides: Sequence[str] = ()
+    path: Path,
+    nodes: int | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    pool: str | None = None,
 ) -> ClusterConfig:
-    """The cluster config; where it is this machine and sets no ranks, with one per GPU, as
-    `drillyard train` starts."""
+    """The cluster config as a run on `pool` needs it (`config/cluster.py:on_pool`); where it is
+    this machine and sets no ranks, with one per GPU, as `drillyard train` starts."""
     if not path.exists():
         raise NotFoundError(
             f"{path}: there is no such file; name the cluster config, or write one: drillyard init"
@@ -96,6 +101,7 @@ def load_cluster(
     cluster = load_cluster_config(
         path, [*overrides, *([f"nodes={nodes}"] if nodes else [])], resolve_environment=False
     )
+    cluster = on_pool(cluster, pool, nodes)
     here = platforms()[cluster.platform].is_this_machine
     if not here or cluster.processes_per_node is not None or cluster.machine is not None:
         return cluster

@@ -23,6 +23,7 @@ from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import (
+    NODE_POOL,
     PRIVILEGED,
     RESTRICTED,
     SERVICE_ACCOUNT,
@@ -48,7 +49,6 @@ DRA, DRA_VERSION = "nvidia-dra-driver-gpu", "25.3.0"
 (GoogleCloudPlatform/cluster-toolkit, examples/gke-a4x)."""
 GPU = "nvidia.com/gpu"
 QUEUED_CLASS = "queued-provisioning.gke.io"
-NODE_POOL = "cloud.google.com/gke-nodepool"
 TOPOLOGY_LEVELS = (
     "cloud.google.com/gce-topology-block",
     "cloud.google.com/gce-topology-subblock",

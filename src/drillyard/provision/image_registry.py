@@ -2,8 +2,8 @@
 
 One request for the manifest, without credentials; a registry that wants a token, as Docker Hub and
 Google's do for public images, too, names the address that gives one to anybody. The token goes to
-the registry alone: not along with a redirect to another host. Every answer is bounded in size, and
-all of them together in time.
+the registry alone: not along with a redirect to another host. Redirects lead to encrypted addresses
+of other machines only. Every answer is bounded in size, and all of them together in time.
 
 https://distribution.github.io/distribution/spec/api and .../spec/auth/token; names without a host
 are Docker Hub's (https://docs.docker.com/reference/cli/docker/image/tag).
@@ -14,14 +14,16 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+import ssl
 import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlencode, urljoin, urlsplit
 
+from drillyard.bounded_http import AnswerTooLargeError, bounded, is_local_host
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
 
@@ -171,16 +173,21 @@ class _Registry:
                 return found
             url = urljoin(url, found.headers.get("location", ""))
             if not self._is_allowed(url):
-                raise UserError(f"{self.tag.manifest}: leads to {url[:200]}, which is not https")
-        raise UserError(f"{self.tag.manifest}: leads on for ever")
+                raise UserError(
+                    f"{self.tag.manifest}: leads to {url[:200]}, which is not an https:// address"
+                    " of another machine"
+                )
+        raise UserError(f"{self.tag.manifest}: redirects more than {_REDIRECTS} times")
 
     def _is_allowed(self, url: str) -> bool:
-        """Whether an address that the registry names may be asked: encrypted, or of a registry of
-        this machine on this machine."""
+        """Whether an address that the registry names may be asked: encrypted and not of this
+        machine or its link, or of a registry of this machine on this machine. A certificate is of a
+        name, so a name that leads to such an address gets no further than its handshake."""
         parts = urlsplit(url)
-        here = self.tag.registry.startswith("http:") and _is_here(parts.hostname or "")
-        schemes = ("https", "http") if here else ("https",)
-        return bool(parts.hostname) and parts.scheme in schemes
+        host = parts.hostname or ""
+        if self.tag.registry.startswith("http:") and _is_here(host):
+            return parts.scheme in ("https", "http")
+        return bool(host) and parts.scheme == "https" and not is_local_host(host)
 
     def _asked(self, method: str, url: str, headers: Mapping[str, str], most: int) -> _Answer:
         place = url.partition("?")[0]
@@ -189,34 +196,42 @@ class _Registry:
             raise UnreachableError(f"{place}: no answer in {ALL_SECONDS:.0f} s")
         # It follows no redirect, and an error is an answer.
         opener = urllib.request.OpenerDirector()
-        handlers = (
-            urllib.request.ProxyHandler,
-            urllib.request.HTTPHandler,
-            urllib.request.HTTPSHandler,
-        )
-        for handler in handlers:
-            opener.add_handler(handler())
+        for handler in (urllib.request.ProxyHandler(), _Http(most, left), _Https(most, left)):
+            opener.add_handler(handler)
         try:
             request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310
             with opener.open(request, timeout=min(left, REQUEST_SECONDS)) as answer:
                 found = {name.lower(): value for name, value in answer.headers.items()}
-                return _Answer(answer.status, found, self._body(answer, place, most))
+                return _Answer(answer.status, found, answer.read())
+        except AnswerTooLargeError as error:
+            raise UserError(f"{place}: {error}") from None
         except (OSError, HTTPException, ValueError) as error:
             cause = getattr(error, "reason", error)
             first = (str(cause).splitlines() or [type(error).__name__])[0][:200]
             raise UnreachableError(f"{place}: cannot be reached ({first})") from None
 
-    def _body(self, answer: Any, place: str, most: int) -> bytes:
-        body = b""
-        while chunk := answer.read1(1 << 16):
-            body += chunk
-            if len(body) > most:
-                raise UserError(f"{place}: answers more than {most} bytes")
-            if time.monotonic() > self.until:
-                raise UnreachableError(f"{place}: no whole answer in {ALL_SECONDS:.0f} s")
-        if answer.length:
-            raise UnreachableError(f"{place}: the answer ended too early")
-        return body
+
+class _Http(urllib.request.HTTPHandler):
+    """Opens http:// addresses, with limits of the answer in bytes and seconds."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        super().__init__()
+        self._connection = bounded(HTTPConnection, most, seconds)
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(self._connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """The same for https://."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._trusted = ssl.create_default_context()
+        super().__init__(context=self._trusted)
+        self._connection = bounded(HTTPSConnection, most, seconds)
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(self._connection, req, context=self._trusted)
 
 
 def _is_here(host: str) -> bool:

@@ -48,7 +48,7 @@ def chosen_digests(
     report: Callable[[str], None],
 ) -> dict[str, str]:
     """The digest of every image of the plan that has none: the recorded one, or else what the
-    registry says. Raises one UserError with all images whose digest cannot be learnt."""
+    registry says. Raises one UserError with all images whose digest is not found."""
     images = [each for each in _images(plan) if "@" not in each]
 
     def ask(image: str) -> str | UserError:

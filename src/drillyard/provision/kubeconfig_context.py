@@ -7,7 +7,6 @@ gke-gcloud-auth-plugin, as gcloud's does; it contains no secret.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -198,10 +197,8 @@ def _named(content: dict[str, Any], key: str) -> dict[str, dict[str, Any]]:
 def _write(path: Path, content: dict[str, Any]) -> None:
     text = yaml.safe_dump(content, sort_keys=False)
     place = path.resolve()
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         # Other contexts may contain passwords.
-        draft.touch(0o600)
-        replace_file(place, text.encode(), draft=draft)
+        replace_file(place, text.encode(), mode=0o600)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -20,7 +20,7 @@ from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.terraform_engine import remove_empty_directories, working_directory
 from drillyard.provision.terraform_output import StateResource
-from drillyard.safe_files import write_atomically
+from drillyard.safe_files import describe_os_error, replace_file
 
 HOST_KIND = "google_compute_instance"
 _MADE_BY = "# Made by `drillyard cluster up`"
@@ -85,7 +85,8 @@ def launch_file_of(config: Path) -> Path:
 
 
 def write_launch_file(path: Path, text: str) -> None:
-    """Write it over an earlier one. Raises UserError where the file there is somebody's own."""
+    """Write it over an earlier one. Raises UserError where the file there is somebody's own, or it
+    cannot be written."""
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
         _MADE_BY
     ):
@@ -93,7 +94,10 @@ def write_launch_file(path: Path, text: str) -> None:
             f"{path}: is not one that `drillyard cluster up` has written, and stays as it is\nMove"
             f" it away, or take the text without --write"
         )
-    write_atomically(path, text)
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
 def ssh_directory(plan: ClusterPlan) -> Path:
@@ -102,9 +106,14 @@ def ssh_directory(plan: ClusterPlan) -> Path:
 
 
 def write_login(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> Path:
-    """Write the ssh configuration of the hosts; its path."""
+    """Write the ssh configuration of the hosts; its path. Raises UserError where it cannot be
+    written."""
     path = ssh_directory(plan) / _CONFIG
-    write_atomically(path, ssh_config_text(plan, hosts))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, ssh_config_text(plan, hosts).encode(), mode=0o600)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
     return path
 
 

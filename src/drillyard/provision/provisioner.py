@@ -20,6 +20,8 @@ from drillyard.config.problems import Problem, raise_all
 from drillyard.errors import UserError
 from drillyard.hardware import load_catalog
 from drillyard.hardware.catalog import Catalog
+from drillyard.launch.cluster_check import ClusterCheck, ClusterChecker
+from drillyard.programs import Programs
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.prices import cluster_prices, prices_given
 
@@ -82,6 +84,29 @@ def require_created(plan: ClusterPlan) -> None:
             " removes and looks for nothing of a cloud there\nRemove its chart with: helm uninstall"
             " drillyard-cluster --namespace drillyard-system"
         )
+
+
+def check_nodes(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    hardware: Path | None = None,
+    programs: Programs | None = None,
+) -> ClusterCheck | None:
+    """What is found on all nodes of the cluster that the config at `path` describes; None for a
+    platform whose clusters are compared with a plan. Raises UserError as `plan_file`."""
+    created = creation_rules(hardware)
+
+    def rules(cluster: ClusterConfig) -> Iterator[Problem]:
+        if not platforms()[cluster.platform].cluster_check:
+            yield from created(cluster)
+
+    cluster = load_cluster_config(path, overrides, resolve_environment=False, rules=rules)
+    name = platforms()[cluster.platform].cluster_check
+    if not name:
+        return None
+    check: ClusterChecker = resolve_name(name)
+    return check(cluster, load_catalog(hardware or cluster.hardware), programs or Programs())
 
 
 @dataclass(frozen=True)

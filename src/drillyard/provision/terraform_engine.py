@@ -37,7 +37,7 @@ from drillyard.provision.terraform_output import (
     planned_changes,
 )
 from drillyard.provision.terraform_program import TerraformProgram
-from drillyard.safe_files import write_atomically
+from drillyard.safe_files import replace_file
 from drillyard.supervise import reaper
 from drillyard.supervise.rank_process import start_process
 
@@ -99,7 +99,8 @@ class Terraform:
         filled = {key: value for key, value in document.items() if value}
         for name, content in (("main.tf.json", filled), ("backend.tf.json", backend)):
             # Indented: errors quote the whole line.
-            write_atomically(self.directory / name, json.dumps(content, indent=2) + "\n")
+            text = json.dumps(content, indent=2) + "\n"
+            replace_file(self.directory / name, text.encode())
         self._checked("init", "-input=false", "-reconfigure", "-json")
 
     def validate(self) -> None:

@@ -51,6 +51,9 @@ class BandwidthCurve:
     table: Table
     width: int = WIDTH
     height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    base: int = HEIGHT - BOTTOM
 
 
 def bandwidth_curve(

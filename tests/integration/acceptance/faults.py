@@ -245,6 +245,11 @@ RANKS_TOGETHER = (
     *("training-speed", "training-scaling", "bandwidth-scaling", "jitter"),
 )
 """What a rank or a link that is slow slows."""
+SPEEDS = (
+    *("matmul", "memory-bandwidth", "host-device", "stragglers", "tcp-bandwidth", "storage"),
+    *RANKS_TOGETHER,
+)
+"""What other work on this machine may slow."""
 FAULTS = (
     Fault(
         "a slowed rank",

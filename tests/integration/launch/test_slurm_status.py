@@ -1,11 +1,12 @@
-"""What users of a real Slurm cluster of four nodes see while disks fail and while a run is being
-submitted.
+"""What users of a real Slurm cluster of four nodes see while disks fail, while a run is being
+submitted, and of nodes that lack what a run will need.
 
 Mounts small file systems, which needs root.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -147,3 +148,40 @@ def test_of_many_who_look_during_a_submission_nobody_sees_a_run_that_failed(
         seen
     )
     (directory / "enough").touch()
+
+
+def test_cluster_status_names_each_node_that_lacks_something(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    desk = sit_down(cluster, tmp_path / "desk", storage={"directory": str(storage)})
+    ready = desk.say("cluster", "status", "cluster.yaml")
+    assert ready.returncode == 0, ready.stdout + ready.stderr
+    assert ready.stdout.splitlines()[-1] == "ready: drillyard launch RUN --cluster cluster.yaml"
+
+    cluster.change("n2", f"mount --bind {storage} {storage} && mount -o remount,ro,bind {storage}")
+    path = cluster.environment["PATH"].split(":")
+    found = [shutil.which("python3", path=each) for each in path]
+    targets = {str(Path(each).resolve()) for each in found if each}
+    cluster.change("n3", " && ".join(f"mount --bind /dev/null {each}" for each in targets))
+    cluster.run("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=a bad GPU")
+    done = desk.say("cluster", "status", "cluster.yaml", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    named = {
+        tuple(each["nodes"]): (each["check"], each["result"], each["text"])
+        for each in document["findings"]
+        if each["nodes"]
+    }
+    assert document["proved"] == ["n1"] and document["looked_at"] == ["n1", "n2", "n3"]
+    check, result, text = named[("n2",)]
+    assert (check, result) == ("storage", "missing") and "Read-only file system" in text
+    check, result, text = named[("n3",)]
+    assert (check, result) == ("programs", "missing") and "no python3" in text
+    check, result, text = named[("n4",)]
+    assert (check, result) == ("nodes", "note") and "a bad GPU" in text
+    # Nothing of the look is left, and what it says brings the node back.
+    assert list(storage.iterdir()) == [] and cluster.run("squeue", "-h").stdout == ""
+    cluster.run(*text[text.index("scontrol update") :].split())
+    until(lambda: cluster.states()["n4"] == "idle", "n4 does not come back")

@@ -4,6 +4,7 @@ either."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -329,3 +330,45 @@ def free_port_number() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_cluster_status_names_the_host_that_lacks_something(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    desk = Desk(tmp_path / "desk", cluster(hosts, storage={"directory": str(storage)}))
+    first, second = hosts.hosts
+
+    def status() -> tuple[int, dict[tuple[str, str], list[str]]]:
+        done = desk.say("cluster", "status", "cluster.yaml", "--json")
+        found = json.loads(done.stdout)["findings"]
+        assert list(storage.iterdir()) == [], "only the file of the look itself was written"
+        wrong = [each for each in found if each["result"] in ("missing", "unknown")]
+        return done.returncode, {(each["check"], each["text"]): each["nodes"] for each in wrong}
+
+    assert status() == (0, {})
+    read_only = f"mount --bind {storage} {storage} && mount -o remount,ro,bind {storage}"
+    second.run("sh", "-c", read_only)
+    try:
+        code, wrong = status()
+        ((check, text),) = wrong
+        assert (code, check, wrong[check, text]) == (1, "storage", [second.name])
+        assert "Read-only file system" in text
+    finally:
+        second.run("umount", str(storage))
+    first.run("sh", "-c", read_only)
+    second.unplug()
+    try:
+        code, wrong = status()
+        named = [(check, nodes) for (check, _), nodes in wrong.items()]
+        assert (
+            code == 1 and ("hosts", [second.name]) in named and ("storage", [first.name]) in named
+        )
+        (text,) = (text for check, text in wrong if check == "hosts")
+    finally:
+        second.plug_in()
+        first.run("umount", str(storage))
+    # What it says to try fails as the look did, and works once the host is back.
+    command = text[text.index("(try: ") + 6 :].rstrip(")")
+    assert subprocess.run(command.split(), capture_output=True).returncode == 0

@@ -82,7 +82,7 @@ def node(mode: str, number: int, **more: str) -> dict[str, Any]:
 def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     """With the plan's releases installed: JobSet and Kueue are there, so only our own is."""
     made = Admin(cluster, tmp_path_factory.mktemp("admin"))
-    made.value(INSTALL, config(made, "on-demand"))
+    made.value(INSTALL, config(made))
     cluster.kubectl(
         "wait", "--for", "condition=Active", "clusterqueue", "--all", "--timeout", "60s"
     )
@@ -90,25 +90,21 @@ def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.close()
 
 
-def config(admin: Admin, mode: str, **changes: Any) -> Path:
-    """The file of the cluster for runs that are bought in one way: the same but for that."""
-    content = {**FILE, "consumption": mode, **changes}
-    if mode != FILE["consumption"] and "pools" in content.get("cluster", {}):
-        # The same pools: the first one is that of the top level.
-        first = {"consumption": FILE["consumption"], "nodes": 2}
-        others = [each for each in content["cluster"]["pools"] if each["consumption"] != mode]
-        content["cluster"] = {**content["cluster"], "pools": [first, *others]}
-    if mode in ("reservation", "calendar"):
-        content["reservation"] = f"r-{mode}"
-    path = admin.directory / f"{mode}.yaml"
-    path.write_text(yaml.safe_dump(content))
+def config(admin: Admin, **changes: Any) -> Path:
+    """The file of the cluster, whose first pool is that of on-demand nodes."""
+    path = admin.directory / "cluster.yaml"
+    path.write_text(yaml.safe_dump({**FILE, **changes}))
     return path
 
 
-def launch(admin: Admin, name: str, cluster: Path, *, check: bool = True) -> Any:
+def launch(
+    admin: Admin, name: str, cluster: Path, mode: str | None = None, *, check: bool = True
+) -> Any:
+    """Launch a run, on the pool of nodes that are bought in this way."""
+    pool = ["--pool", f"c-{mode}"] if mode else []
     run = admin.directory / "run.yaml"
     run.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["true"]}}))
-    return admin.drillyard("launch", run, "--cluster", cluster, check=check)
+    return admin.drillyard("launch", run, "--cluster", cluster, *pool, check=check)
 
 
 def workload(admin: Admin, run: str, namespace: str = PRIVILEGED) -> dict[str, Any]:
@@ -134,15 +130,15 @@ def pods(admin: Admin, run: str, namespace: str = PRIVILEGED) -> list[dict[str, 
 def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_file(
     mode: str, admin: Admin
 ) -> None:
-    run, path = f"run-{mode}", config(admin, mode)
+    run, path = f"run-{mode}", config(admin)
     # As `up --write` leaves it.
     settings = plan_file(path).plan.launch_settings or {}
     text = path.read_text()
     made = with_values(text, launch_values(parse_document(text, path.name), [], settings))
     assert made is not None
     path.write_text(made)
-    assert f"queue: c-{mode}\n" in path.read_text()
-    launch(admin, run, path)
+    assert "queue: c-on-demand\n" in path.read_text()
+    launch(admin, run, path, mode)
     if mode == "flex-start-queued":
         found = until(
             lambda: admin.cluster.get("--all-namespaces", "provisioningrequests")["items"]
@@ -165,7 +161,7 @@ def test_a_run_without_node_directories_is_admitted_in_the_restricted_namespace(
     admin: Admin,
 ) -> None:
     admin.cluster.kubectl("--namespace", PRIVILEGED, "delete", "jobset", "run-spot")
-    launch(admin, "plain", config(admin, "spot", network_stack="ethernet"))
+    launch(admin, "plain", config(admin, network_stack="ethernet"), "spot")
     until(lambda: is_admitted(admin, "plain", "runs"), 60)
     until(lambda: len(pods(admin, "plain", "runs")) == 2, 60)
 
@@ -187,8 +183,8 @@ settings of the file, and what is refused."""
 def test_the_restricted_namespace_refuses_what_needs_privilege(row: str, admin: Admin) -> None:
     settings, words = NEEDS_PRIVILEGE[row]
     section = {**settings.get("kubernetes", {}), "namespace": "runs"}
-    path = config(admin, "spot", **{**settings, "kubernetes": section})
-    done = launch(admin, "forbidden", path, check=False)
+    path = config(admin, **{**settings, "kubernetes": section})
+    done = launch(admin, "forbidden", path, "spot", check=False)
     assert done.returncode == 2
     assert "violates PodSecurity" in done.stderr
     assert [word for word in words if word not in done.stderr] == []
@@ -199,13 +195,13 @@ def test_the_restricted_namespace_refuses_what_needs_privilege(row: str, admin: 
 @ONE_KUEUE
 def test_the_restricted_namespace_takes_no_run_of_root(admin: Admin) -> None:
     section = {"namespace": "runs", "run_as_user": 0}
-    path = config(admin, "spot", network_stack="ethernet", kubernetes=section)
-    done = launch(admin, "root", path, check=False)
+    path = config(admin, network_stack="ethernet", kubernetes=section)
+    done = launch(admin, "root", path, "spot", check=False)
     assert done.returncode == 2 and "violates PodSecurity" in done.stderr, done.stderr
 
 
 def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) -> None:
-    found = admin.value(STATUS, config(admin, "on-demand"))
+    found = admin.value(STATUS, config(admin))
     pools = {each["name"]: each for each in found["pools"]}
     assert set(pools) == {f"c-{mode}" for mode in MODES}
     assert {each["ready"] for each in pools.values()} == {2}
@@ -217,7 +213,7 @@ def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) 
     assert found["missing"] == []
     admin.cluster.kubectl("delete", "clusterqueue", "c-calendar", "--wait=false")
     admin.cluster.kubectl("--namespace", "runs", "delete", "serviceaccount", "trainer")
-    missing = admin.value(STATUS, config(admin, "on-demand"))["missing"]
+    missing = admin.value(STATUS, config(admin))["missing"]
     assert any("service account trainer in namespace runs" in each for each in missing)
 
 
@@ -232,7 +228,7 @@ def test_an_installation_that_was_killed_is_continued(admin: Admin) -> None:
     place = {"namespace": "drillyard-system", "name": "sh.helm.release.v1.drillyard-cluster.v9"}
     labels = {**last["metadata"]["labels"], "version": "9", "status": "pending-upgrade"}
     admin.cluster.apply({**last, "metadata": {**place, "labels": labels, "annotations": {}}})
-    path = config(admin, "on-demand")
+    path = config(admin)
     assert any("pending-upgrade" in each for each in admin.stage(INSTALL, path)["said"])
     until(lambda: admin.value(STATUS, path)["missing"] == [], 60)
 
@@ -244,7 +240,7 @@ def test_of_two_installations_at_once_one_is_refused(admin: Admin) -> None:
         admin.ask(each, "1")
         assert admin.answer(each)["found"] == 1
     for each in both:
-        admin.ask(each, INSTALL, config(admin, "on-demand"))
+        admin.ask(each, INSTALL, config(admin))
     answers = [admin.answer(each) for each in both]
     for each in both:
         each.communicate()
@@ -276,7 +272,7 @@ def test_what_does_not_become_ready_is_named_with_its_reason(admin: Admin) -> No
         *("--type=merge", "--patch", json.dumps({"status": status})),
     )
     expression = "stage.install_releases(plan, context, ready_seconds=1, notice=said.append)"
-    refused = admin.stage(expression, config(admin, "on-demand"))["refused"]
+    refused = admin.stage(expression, config(admin))["refused"]
     assert "DaemonSet kube-system/nccl-rdma-installer" in refused
     assert f"pod {name}" in refused and "ImagePullBackOff: not found" in refused
     admin.cluster.kubectl("--namespace", "kube-system", "delete", "pod", name)

@@ -264,6 +264,7 @@ def dcgm_4(
     gpu: int | None = None,
     severity: int | None = None,
     version: str = "4.2.3",
+    summary: dict[str, Any] | None = None,
 ) -> str:
     """A report of DCGM 4 in which one test of one GPU is as given; None: all pass."""
     results: list[dict[str, Any]] = []
@@ -274,7 +275,8 @@ def dcgm_4(
             warning = {"warning": "made up", "error_id": 1, "error_category": 1}
             result["warnings"] = [{**warning, "error_severity": severity}]
         results.append(result)
-    test = {"name": "memory", "results": results, "test_summary": {"status": "Fail"}}
+    worst = "Pass" if gpu is None else status
+    test = {"name": "memory", "results": results, "test_summary": summary or {"status": worst}}
     body = {"test_categories": [{"category": "Hardware", "tests": [test]}]}
     return json.dumps({"DCGM Diagnostic": body, "metadata": {"version": version}})
 

@@ -106,7 +106,7 @@ def accept(*words):
 def test_recorded_output_as_baseline_of_recorded_output(tmp_path):
     output = tmp_path / "output.txt"
     output.write_text(a4_output())
-    # B300s have no row: the first time nothing judges, the second time the first does.
+    # B300s have no row: the first run is not judged, the second by the first.
     machine = ["--machine", "a4x-maxgpu-4g-metal", "--nodes", 4]
     first = accept("--from", output, *machine, "--output", tmp_path / "first")
     assert first.exit_code == 3

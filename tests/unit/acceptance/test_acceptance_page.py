@@ -78,6 +78,30 @@ def test_the_bad_node_and_what_to_do_come_first() -> None:
     assert 'id="culprits"' not in page and 'id="todo"' not in page and 'status good">pass' in page
 
 
+def test_every_result_has_its_status_early_and_its_reason() -> None:
+    page = render_acceptance(document(), "my-cluster")
+    table = page[page.index('id="results"') :]
+    headers = re.findall(r"<th scope=\"col\">([^<]+)", table[: table.index("</thead>")])
+    assert headers[:2] == ["Test", "Status"] and "Reason" in headers
+    skipped = result("skipped", reason="does not apply here", threshold=None)
+    page = render_acceptance(document(results=[skipped]), "my-cluster")
+    assert "does not apply here" in page[page.index('id="results"') :]
+
+
+def test_the_source_of_a_threshold_is_there_once() -> None:
+    named = result(reason="277 GB/s, at least 251 (a row, 2026-01-31)", reference_series=[])
+    for each in (named, result(reference_series=[])):
+        page = render_acceptance(document(results=[each]), "c")
+        assert page[: page.index('id="curves"')].count("a row, 2026-01-31") == 1
+
+
+def test_results_with_the_same_remedy_are_one_task() -> None:
+    failed = [result("fail", reason=f"GPU {gpu} is slow", action="a remedy") for gpu in range(7)]
+    page = render_acceptance(document(results=failed), "c")
+    tasks = page[page.index('id="todo"') : page.index('id="results"')]
+    assert tasks.count("a remedy") == 1 and "GPU 3 is slow" in tasks and "and 3 more" in tasks
+
+
 def test_a_thousand_nodes_stay_a_page() -> None:
     many = document(results=[result(reason=f"r{number}") for number in range(MOST_ROWS + 500)])
     page = render_acceptance(many, "my-cluster")
@@ -128,6 +152,23 @@ def test_the_worst_cell_is_darkest_whichever_way_is_better() -> None:
     assert (lower["n0", "n2"], lower["n0", "n1"]) == (1.0, 0.0)
 
 
+def test_nodes_of_one_name_are_different_nodes() -> None:
+    values = [[None, 1.0, 2.0], [1.0, None, 3.0], [2.0, 3.0, None]]
+    drawn = heat_map("m", "t", "GB/s", ["a", "a", "b"], values, higher_is_better=True)
+    assert drawn is not None
+    assert [cell.value for cell in drawn.cells] == [1.0, 2.0, 1.0, 3.0, 2.0, 3.0]
+
+
+def test_a_value_in_one_direction_only_is_in_range_and_in_the_table() -> None:
+    values = [[None, None, 2.0], [9.0, None, 3.0], [5.0, 3.0, None]]
+    drawn = heat_map("m", "t", "s", ["a", "b", "c"], values, higher_is_better=False)
+    assert drawn is not None
+    cells = {(cell.row, cell.column): cell.shade for cell in drawn.cells}
+    assert cells["b", "a"] == 1.0 and cells["a", "b"] is None
+    assert all(shade is None or 0 <= shade <= 1 for shade in cells.values())
+    assert [row[:2] for row in drawn.table.rows] == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
 def test_a_map_of_many_nodes_shows_the_worst() -> None:
     nodes = MOST_NODES + 30
     values = [
@@ -137,7 +178,7 @@ def test_a_map_of_many_nodes_shows_the_worst() -> None:
     assert ("n90", "n0") in shades(nodes, values, higher_is_better=True)
 
 
-def test_fewer_than_three_nodes_or_no_values_are_no_map() -> None:
+def test_fewer_than_three_nodes_or_no_values_give_no_map() -> None:
     assert (
         heat_map("m", "t", "", ["a", "b"], [[None, 1.0], [1.0, None]], higher_is_better=True)
         is None

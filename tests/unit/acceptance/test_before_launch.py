@@ -116,7 +116,7 @@ def test_a_start_is_refused_with_the_node_where_it_is_not_proven_or_cannot_be_ex
     assert "nothing was submitted" in str(caught.value) and "h0" not in str(caught.value)
 
 
-def test_an_incomplete_check_is_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_incomplete_check_does_not_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nodes = Nodes(None, [])
 
     def run(acceptance: Acceptance) -> Outcome:

@@ -35,6 +35,15 @@ def test_junit_is_valid_and_has_a_case_per_result() -> None:
     assert "31.5" in failure.get("message", "") and "take it out" in (failure.text or "")
 
 
+@pytest.mark.parametrize(
+    "character", ["\x00", "\x1b", "\x85", "\ufffe", "\uffff", "\ud800", "\U0001fffe"]
+)
+def test_junit_holds_any_character_of_a_nodes_text(character: str) -> None:
+    text = f"before {character} after"
+    each = result("fail", reason=text, evidence=[text], action=text, metric=text, nodes=[text])
+    xmlschema.validate(junit_xml(document(results=[each]), text), str(SCHEMA))
+
+
 def test_junit_without_results_is_valid() -> None:
     xmlschema.validate(junit_xml(document(results=[], started_at=None), "c"), str(SCHEMA))
 
@@ -49,6 +58,12 @@ def test_the_text_names_the_node_what_it_did_and_what_to_do() -> None:
     listed = [line.split()[0] for line in lines if line.startswith(("fail ", "incomplete", "warn"))]
     assert listed == ["fail", "incomplete", "warn"]
     assert len(as_text(document(), every=True).splitlines()) == len(lines) + 3
+
+
+def test_a_remedy_of_results_that_blame_no_node_is_said_once() -> None:
+    failed = [result("fail", action="a remedy", reason=f"r{number}") for number in range(3)]
+    text = as_text(document(results=failed, culprits=[]))
+    assert text.count("a remedy") == 1
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_host_that_is_less_than_its_machine(changed: dict[str, Any], metric: s
         {"disks": {"/": None}},
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_of_a_host_is_no_pass(changed: dict[str, Any]) -> None:
+def test_what_cannot_be_read_of_a_host_does_not_pass(changed: dict[str, Any]) -> None:
     assert [each.status for each in judged(host_limits.CHECK, host(**changed))] == [INCOMPLETE]
 
 
@@ -302,7 +302,7 @@ def test_a_version_that_is_not_visible_is_said_and_decides_nothing() -> None:
     assert [(each.metric, each.required) for each in unseen] == [("plugin and rxdm", False)]
 
 
-def test_a_node_whose_software_was_not_read_is_no_pass() -> None:
+def test_a_node_whose_software_was_not_read_does_not_pass() -> None:
     assert {each.status for each in of_versions(software(0), observed("software", {}, 1))} == {
         INCOMPLETE
     }
@@ -380,7 +380,7 @@ def test_variables_that_the_stack_does_not_work_with(
     assert result.status is status
 
 
-def test_a_node_without_an_environment_is_no_pass() -> None:
+def test_a_node_without_an_environment_does_not_pass() -> None:
     seen = [software(0), observed("software", None, 1, error="killed by SIGKILL")]
     results = judged(environment.CHECK, *seen, nodes=2, at=expected(None))
     assert INCOMPLETE in {each.status for each in results}

@@ -21,6 +21,7 @@ from tests.unit.acceptance.host_scenarios import (
 from tests.unit.acceptance.test_host_checks import host, interfaces, rdma, software
 
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.judgement import judge
 from drillyard.acceptance.registry import CHECKS
 from drillyard.acceptance.results import Status
 
@@ -91,7 +92,7 @@ def test_any_value_anywhere_is_judged(
     "values", [None, {}, {"tools": {}}, {"tools": []}, {"tools": {"query": 1}}]
 )
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_empty_observations_are_no_pass(check: Any, values: dict[str, Any] | None) -> None:
+def test_empty_observations_does_not_pass(check: Any, values: dict[str, Any] | None) -> None:
     seen = [observed(probe, values) for probe in sorted(PROBES)]
     statuses = {each.status for each in check.judge(evidence(*seen), expected())}
     assert statuses <= {Status.incomplete, Status.skipped} and statuses
@@ -100,7 +101,7 @@ def test_empty_observations_are_no_pass(check: Any, values: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_what_a_probe_printed_before_it_failed_is_no_pass(check: Any) -> None:
+def test_what_a_probe_printed_before_it_failed_does_not_pass(check: Any) -> None:
     """The exit code counts, also under a good table."""
     failed = [each.model_copy(update={"error": "exit code 1"}) for each in healthy()]
     statuses = {each.status for each in check.judge(evidence(*failed), expected())}
@@ -108,16 +109,25 @@ def test_what_a_probe_printed_before_it_failed_is_no_pass(check: Any) -> None:
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_no_observation_is_no_pass(check: Any) -> None:
+def test_no_observation_does_not_pass(check: Any) -> None:
     statuses = {each.status for each in check.judge(evidence(nodes=2), expected())}
     assert statuses == {Status.incomplete}
 
 
 @pytest.mark.parametrize("check", HOST_CHECKS, ids=lambda check: check.name)
-def test_recorded_files_of_other_tools_skip_a_check(check: Any) -> None:
+def test_recorded_files_of_other_tools_give_a_check_no_result(check: Any) -> None:
     seen = Observation(probe="nccl", scope="all", nodes=(0,), values={}, source="all_gather.txt")
-    found = list(check.judge(evidence(seen), expected()))
-    assert [each.status for each in found] == [Status.skipped]
+    assert not list(check.judge(evidence(seen), expected()))
+
+
+def test_checks_that_a_recorded_file_is_not_enough_for_are_skipped() -> None:
+    (seen,) = (each for each in healthy() if each.probe == "accelerators")
+    seen = seen.model_copy(update={"source": "nvidia-smi.xml"})
+    found = judge(evidence(seen), expected()).results
+    skipped = [each.check for each in found if not each.nodes and each.status is Status.skipped]
+    assert sorted(skipped) == ["dcgm", "versions", "xids"]
+    checks = {each.check for each in found}
+    assert not checks & {"environment", "host-limits", "kernel-log", "network-interfaces"}
 
 
 def test_each_check_says_what_it_does() -> None:

@@ -172,7 +172,7 @@ def test_nvidia_smi_that_hangs_is_incomplete_and_says_so(tools: FakeTools) -> No
     assert result.status is INCOMPLETE and "did not end" in result.reason
 
 
-def test_an_exit_code_under_a_good_table_is_no_pass(tools: FakeTools) -> None:
+def test_an_exit_code_under_a_good_table_does_not_pass(tools: FakeTools) -> None:
     """As of a checker that is called with `|| true`."""
     tools.add("nvidia-smi -q -x", smi_xml(8), code=14)
     tools.add("nvidia-smi -L", smi_list(8))
@@ -201,7 +201,7 @@ def test_dcgm_of_an_unknown_version(tools: FakeTools, version: str) -> None:
         "<html><body>404</body></html>",
     ],
 )
-def test_a_text_that_is_not_whole_is_never_a_pass(tools: FakeTools, text: str) -> None:
+def test_a_text_that_is_not_whole_never_passes(tools: FakeTools, text: str) -> None:
     tools.add("nvidia-smi -q -x", text)
     tools.add("nvidia-smi -L", text)
     tools.add("nvidia-smi nvlink -s", smi_links()[:300])
@@ -232,14 +232,14 @@ def test_without_tools_it_is_skipped_and_with_a_machine_incomplete(tools: FakeTo
     assert only(judged(dcgm.CHECK, tools.dcgm())).status is Status.skipped
 
 
-def test_a_node_that_was_not_observed_is_no_pass(tools: FakeTools) -> None:
+def test_a_node_that_was_not_observed_does_not_pass(tools: FakeTools) -> None:
     """A loop over what was found judges nothing where nothing was found."""
     tools.gpus(8)
     results = judged(accelerator_count.CHECK, tools.accelerators(), nodes=2)
     assert [each.status for each in results] == [PASS, INCOMPLETE]
 
 
-def test_a_probe_that_failed_is_no_pass() -> None:
+def test_a_probe_that_failed_does_not_pass() -> None:
     """A runner that ends with `except Exception: sys.exit(0)` passes what it did not look at."""
     seen = observed("accelerators", None, error="exit code 1: FileNotFoundError")
     result = only(judged(ecc.CHECK, seen))
@@ -273,7 +273,7 @@ def test_a_lost_gpu_beside_exit_code_0(tools: FakeTools, complaint: str, named: 
     assert result.status is FAIL and named in result.reason
 
 
-def test_a_list_that_contradicts_the_query_is_no_pass(tools: FakeTools) -> None:
+def test_a_list_that_contradicts_the_query_does_not_pass(tools: FakeTools) -> None:
     tools.gpus(8)
     tools.add("nvidia-smi -L", smi_list(7))
     assert only(judged(accelerator_count.CHECK, tools.accelerators())).status is INCOMPLETE

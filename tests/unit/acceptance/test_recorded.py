@@ -4,16 +4,19 @@ passes."""
 from __future__ import annotations
 
 import json
+import os
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.acceptance import nccl_samples as samples
+from tests.unit.acceptance.host_scenarios import dcgm_4, smi_links, smi_topology, smi_xml
 from typer.testing import CliRunner
 
 from drillyard.acceptance.check import Expected
 from drillyard.acceptance.judgement import judge
-from drillyard.acceptance.recorded import recorded_evidence
+from drillyard.acceptance.recorded import LARGEST_FILE, recorded_evidence
 from drillyard.acceptance.results import Status
 from drillyard.cli.main import app
 from drillyard.errors import UserError
@@ -64,6 +67,105 @@ def test_what_holds_no_output_is_incomplete(text, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text", ["", " \n", "| NVIDIA-SMI 570.86 | Driver Version: 570.86 |\n", "\0\1"]
+)
+def test_a_file_that_cannot_be_judged_is_named_once_and_is_not_a_node(text, tmp_path):
+    found = outcome(tmp_path, [GOOD, text])
+    (result,) = [each for each in found.results if each.status is Status.incomplete]
+    assert result.check == "file" and result.action
+    assert result.reason.count("output-1.txt") == 1
+    assert len(found.evidence.nodes) == 2
+
+
+XID = "[  999.100000] NVRM: Xid (PCI:0000:05:00): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("other", "check"),
+    [(XID, "xids"), (smi_xml(7), "accelerator-count"), (dcgm_4(gpu=3, severity=6), "dcgm")],
+)
+def test_of_two_outputs_in_one_file_none_hides_the_other(other, check, first, tmp_path):
+    found = outcome(tmp_path, other + GOOD if first else GOOD + other)
+    statuses = {each.check: each.status for each in found.results}
+    assert statuses["collectives-pairs"] is not Status.skipped
+    assert statuses[check] in (Status.fail, Status.incomplete)
+    assert found.verdict in (Status.fail, Status.incomplete)
+
+
+def test_outputs_of_several_commands_of_nvidia_smi_in_one_file_are_all_seen(tmp_path):
+    found = outcome(tmp_path, smi_xml() + smi_links() + smi_topology(), "a3-megagpu-8g")
+    statuses = {each.check: each.status for each in found.results}
+    assert Status.skipped not in (statuses["nvlink"], statuses["topology"], statuses["ecc"])
+    assert statuses["nvlink"] is Status.incomplete
+    apart = outcome(tmp_path, [smi_xml(), smi_links(), smi_topology()], "a3-megagpu-8g")
+    assert apart.verdict is Status.passed
+
+
+@pytest.mark.parametrize("stamp", ["[0]", "[2026]", "[1.5]", "[12:00:01]", "[rank0]:"])
+def test_a_log_of_another_program_is_not_a_kernel_log(stamp, tmp_path):
+    """It has none of the kernel's errors, which would pass."""
+    text = "".join(f"{stamp} step {number}: loss 2.1\n" for number in range(9))
+    assert outcome(tmp_path, text).verdict is Status.incomplete
+    application = XID.replace(": 79,", ": 31,")
+    assert outcome(tmp_path, application).verdict is Status.passed
+    assert outcome(tmp_path, text + application).verdict is Status.incomplete
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_windows_wrote_is_read(encoding, end, tmp_path):
+    path = tmp_path / "output.txt"
+    path.write_bytes(GOOD.replace("\n", end).encode(encoding))
+    assert run("--from", path, "--machine", "a4-highgpu-8g").exit_code == 0
+
+
+def test_the_output_of_a_command_of_the_shell_is_read(tmp_path):
+    reading, writing = os.pipe()
+    with open(writing, "wb") as pipe:
+        pipe.write(GOOD.encode())
+    assert run("--from", f"/dev/fd/{reading}", "--machine", "a4-highgpu-8g").exit_code == 0
+    os.close(reading)
+
+
+def test_a_directory_and_a_file_that_is_too_large_are_mistakes(tmp_path):
+    large = tmp_path / "large.log"
+    large.touch()
+    os.truncate(large, LARGEST_FILE + 1)
+    for path in (tmp_path, large):
+        found = run("--from", path, "--machine", "a4-highgpu-8g")
+        assert isinstance(found.exception, UserError)
+        assert "remove" not in str(found.exception)
+
+
+def test_a_name_that_is_not_utf_8_is_written_as_an_escape(tmp_path):
+    for name in (b"good\xff.txt", b"other\xff/odd.txt"):
+        path = tmp_path / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(GOOD if b"good" in name else XID)
+    output, rows = tmp_path / "out" / "acceptance.json", tmp_path / "rows.yaml"
+    words = [word for path in sorted(tmp_path.rglob("*.txt")) for word in ("--from", path)]
+    found = run(*words, "--machine", "a4-highgpu-8g", "--output", output, "--write-hardware", rows)
+    assert found.exit_code == 1, found.exception
+    for text in (output.read_text(), output.with_suffix(".html").read_text(), rows.read_text()):
+        assert "udcff" in text
+    ElementTree.parse(output.with_suffix(".xml"))
+
+
+@pytest.mark.parametrize("machine", [None, "a3-ultragpu-8g"])
+def test_an_outcome_in_which_nothing_was_judged_says_why(machine, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    words = ["--from", path, *(["--machine", machine] if machine else [])]
+    document = json.loads(run(*words, "--json").stdout)
+    (result,) = [each for each in document["results"] if each["status"] == "incomplete"]
+    assert (result["check"], document["verdict"]) == ("verdict", "incomplete")
+    assert "all_reduce" in result["reason"]
+    assert ("--machine" in result["action"]) == (machine is None)
+    assert result["action"] in run(*words).stdout
+
+
+@pytest.mark.parametrize(
     ("text", "status"),
     [(samples.output("all_gather", 8, samples.A3_MEGA), Status.incomplete),
      (samples.output("all_gather", 32, samples.A3_MEGA), Status.incomplete),
@@ -100,6 +202,10 @@ def test_a_bad_file_is_not_hidden_by_a_good_one(tmp_path):
         Status.fail
     )
     assert outcome(tmp_path, [samples.a4_output(), ""]).verdict is Status.incomplete
+    larger = samples.output("all_gather", 32, samples.A3_MEGA)
+    assert outcome(tmp_path, [samples.a4_output(), larger]).verdict is Status.passed
+    damaged = larger.replace("# Avg bus bandwidth", "#")
+    assert outcome(tmp_path, [samples.a4_output(), damaged]).verdict is Status.incomplete
 
 
 GOOD = samples.a4_output()
@@ -134,8 +240,21 @@ def test_a_cut_or_a_changed_byte_never_passes_on_another_figure(tmp_path_factory
         changed = text[:at] + data.draw(st.sampled_from("0123456789.- |eN")) + text[at + 1 :]
     found = passing(directory, changed, machine)
     whole = 376.40 if machine == "a4-highgpu-8g" else 434.99
-    # The last digit may change within what rounding allows.
-    assert found is None or found == pytest.approx(whole, abs=0.06)
+    # The last digit may change within what rounding allows: 1000 MiB in 4.5195 to 4.5205 ms are
+    # 434.92 to 435.02 GB/s.
+    assert found is None or found == pytest.approx(whole, abs=0.08)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 2), (1, 2)])
+def test_swapped_columns_of_a_page_do_not_pass(first, second, tmp_path):
+    lines = PAGE.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("|") and " GB/s |" in line:
+            cells = line.strip("| ").split(" | ")
+            cells[first], cells[second] = cells[second], cells[first]
+            lines[number] = f"| {' | '.join(cells)} |"
+    assert lines != PAGE.splitlines()
+    assert passing(tmp_path, "\n".join(lines), "gpu-h100-sxm") is None
 
 
 def run(*words):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from benchmarks.acceptance_search import Cluster, after_one_bad_pair, searched
-from hypothesis import given
-from hypothesis import strategies as st
 
-from drillyard.acceptance.node.search import PairResult, conclude, next_round
+from drillyard.acceptance.checks.slow_pairs import conclude
+from drillyard.acceptance.node.search import PairResult, next_round
 from drillyard.acceptance.node.worker import NodePlace
 
 SEEDS = range(360)
@@ -56,13 +57,23 @@ def test_blaming_after_one_bad_pair_blames_healthy_nodes():
     assert sum(bool(each.wrongly) for each in trials) > len(trials) / 4
 
 
+def bad_nodes():
+    """Numbers of nodes and which of them are bad: the same ones each time. Half of them gather
+    where round 1 pairs bad nodes with each other, and where it leaves one out."""
+    draw = random.Random(6)
+    yield from ((nodes, {0, 1, 2, 4, 6, 16}) for nodes in range(48, 65))
+    for at in range(60):
+        nodes = draw.randint(48, 64)
+        places = range(nodes) if at % 2 else [*range(9), *range(nodes - 3, nodes)]
+        yield nodes, set(draw.sample(places, draw.randint(1, 6)))
+
+
 @pytest.mark.parametrize("threshold", [True, False])
-@given(nodes=st.integers(48, 64), data=st.data())
-def test_up_to_six_bad_nodes_are_found(threshold, nodes, data):
-    slow = data.draw(st.sets(st.integers(0, nodes - 1), min_size=1, max_size=6))
-    rounds, conclusions = speeds(nodes, slow, threshold=threshold)
-    assert rounds <= 3
-    assert proven(conclusions) == {("node", (node,)) for node in slow}
+def test_up_to_six_bad_nodes_are_found(threshold):
+    for nodes, slow in bad_nodes():
+        rounds, conclusions = speeds(nodes, slow, threshold=threshold)
+        found = rounds <= 3, proven(conclusions)
+        assert found == (True, {("node", (node,)) for node in slow}), (nodes, slow)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
@@ -105,8 +116,15 @@ def test_a_healthy_cluster_needs_one_round_and_two_where_racks_are_known():
 def test_of_an_odd_number_every_node_is_measured():
     results = [PairResult(pair, 100.0, True, 0) for pair in next_round(range(5), {}, [])]
     met = {node for each in results for node in each.pair}
-    (pair,) = next_round(range(5), {}, results)
-    assert met | set(pair) == set(range(5))
+    again = {node for pair in next_round(range(5), {}, results) for node in pair}
+    assert met < set(range(5)) and set(range(5)) - met < again
+
+
+@pytest.mark.parametrize("nodes", range(5, 65, 2))
+@pytest.mark.parametrize("threshold", [True, False])
+def test_the_node_that_round_1_leaves_out_is_found(nodes, threshold):
+    rounds, conclusions = speeds(nodes, {nodes - 1}, threshold=threshold)
+    assert rounds <= 3 and proven(conclusions) == {("node", (nodes - 1,))}
 
 
 def test_pairs_that_could_not_be_measured_name_the_node_that_they_share():

@@ -98,6 +98,33 @@ def test_a_node_without_pytorch_answers_what_checks_look_for() -> None:
     assert f'"{NOT_INSTALLED}' in (NODE / "worker.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [
+        (NotImplementedError("no such product for Float8_e4m3fn"), False),
+        (AttributeError("module 'torch' has no attribute 'float8_e4m3fn'"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLt`"), False),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (RuntimeError("HIP error: unspecified launch failure"), True),
+        (torch_devices.torch.cuda.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), True),
+    ],
+)
+def test_a_device_that_fails_is_not_one_that_lacks_a_product(
+    error: Exception, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call() -> None:
+        raise error
+
+    monkeypatch.setattr(torch_devices, "_plain", lambda *_: call)
+    rank = ranks.ProbeRank(0, 1, 0, 1, torch_devices.torch.device("cpu"))
+    asked = {"type": "bf16", "m": 8, "n": 8, "k": 8}
+    if fails:
+        with pytest.raises(type(error)):
+            torch_devices.matmul(rank, ranks.LocalClock(rank), asked, 1)
+    else:
+        assert torch_devices.matmul(rank, ranks.LocalClock(rank), asked, 1)["unsupported"]
+
+
 # nccl-tests.
 
 

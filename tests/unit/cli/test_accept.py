@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.unit.acceptance.nccl_samples import a4_output
+from tests.unit.estimation.requests import run_config
 
+from drillyard.acceptance import without_scheduler
 from drillyard.cli import main as cli
 
 Capture = pytest.CaptureFixture[str]
@@ -89,6 +93,88 @@ def test_mistakes_are_named_before_anything_is_submitted(
 ) -> None:
     code, _, err = accept(capsys, "cluster.yaml", *arguments)
     assert code == 2 and named in err
+
+
+PART = ("--node-rank", "0", "--nnodes", "1", "--master-addr", "127.0.0.1")
+
+
+@pytest.mark.parametrize("beside", [("--from", "table.txt"), PART])
+@pytest.mark.parametrize(
+    "option",
+    [("--exclude", "n1"), ("--wait-seconds", "9"), ("--drain",), ("--dry-run",), ("--explain",),
+     ("--drain", "--max-share", "0")],
+)  # fmt: skip
+def test_options_of_a_job_that_is_not_submitted_are_refused(
+    here: Path, capsys: Capture, beside: tuple[str, ...], option: tuple[str, ...]
+) -> None:
+    Path("table.txt").write_text(a4_output())
+    code, out, err = accept(capsys, "cluster.yaml", *beside, *option)
+    assert (code, out) == (2, "") and option[0] in err and beside[0] in err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--level", "full"), ("--level", "quick"), ("--node-rank", "0"), ("--nnodes", "2"),
+     ("--master-addr", "h"), ("--master-port", "2000"), ("--run", "r.yaml"),
+     ("--files", "--dry-run")],
+)  # fmt: skip
+def test_recorded_output_takes_no_option_of_probes(
+    here: Path, capsys: Capture, option: tuple[str, ...]
+) -> None:
+    Path("table.txt").write_text(a4_output())
+    recorded = ("--from", "table.txt", "--machine", "a4-highgpu-8g")
+    code, out, err = accept(capsys, *option, *recorded)
+    assert (code, out) == (2, "") and option[-1 if option[0] == "--files" else 0] in err
+    # The remedy: without it.
+    assert accept(capsys, *recorded)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--nnodes=2", "--master-addr=h", "--master-port=2000"])
+def test_an_option_of_a_node_s_part_is_named(here: Path, capsys: Capture, option: str) -> None:
+    code, _, err = accept(capsys, "cluster.yaml", option)
+    assert code == 2 and err.startswith(f"error: {option.split('=')[0]}:")
+
+
+def test_a_port_that_is_taken_is_named_and_another_one_works(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_scheduler, "_run", lambda *_: 7)
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, out, err = accept(capsys, "cluster.yaml", *PART, "--master-port", port)
+    assert (code, out) == (2, "") and f"--master-port {port}" in err
+    code, out, _ = accept(capsys, "cluster.yaml", *PART, "--master-port", port)
+    assert code == 3 and "exit code 7" in out
+
+
+def test_evidence_of_another_program_is_not_replaced(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_scheduler, "_run", lambda *_: 7)
+    notes = Path("place/acceptance/evidence.json")
+    notes.parent.mkdir(parents=True)
+    notes.write_text("notes of mine")
+    code, _, err = accept(capsys, "cluster.yaml", *PART, "--output", "place")
+    assert code == 2 and str(notes) in err
+    # The remedy.
+    assert accept(capsys, "cluster.yaml", *PART, "--output", "other")[0] == 3
+
+
+@pytest.mark.parametrize("command", ["accept", "launch"])
+def test_files_without_a_dry_run_are_refused(here: Path, capsys: Capture, command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "cluster.yaml", "--files"])
+    assert ended.value.code == 2 and "--dry-run" in capsys.readouterr().err
+
+
+def test_a_run_that_a_quick_check_does_not_look_at_is_said(here: Path, capsys: Capture) -> None:
+    config = run_config().model_dump(mode="json", exclude_unset=True)
+    Path("run.yaml").write_text(json.dumps(config))
+    words = ("cluster.yaml", "--run", "run.yaml", "--dry-run")
+    code, _, err = accept(capsys, *words)
+    assert code == 0 and "--level standard" in err
+    code, _, err = accept(capsys, *words, "--level", "standard")
+    assert code == 0 and "--run" not in err
 
 
 @pytest.mark.parametrize("platform", ["ssh", "vertex"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 from tests.facts import says
 from tests.unit.checkpoint.made import damage_silently, make_checkpoint
+from tests.unit.ended_command import Ended, run_command
 
-from drillyard.cli import main as cli
 from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.inventory import list_checkpoints, step_directory_name
@@ -25,25 +24,10 @@ from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.verification import plan_prune
 
 
-class Ended:
-    """What a command has printed, and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-        self.lines = [line.rstrip() for line in out.splitlines()]
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def checkpoint(capsys: pytest.CaptureFixture[str]) -> Any:
     def call(*arguments: object) -> Ended:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["checkpoint", *map(str, arguments)])
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+        return run_command(capsys, "checkpoint", *arguments)
 
     return call
 

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from tests.facts import says
+from tests.unit.ended_command import Ended, run_command
 
 from drillyard.cli import main as cli
 from drillyard.config.load import load_run_config
@@ -53,17 +54,6 @@ EXTRAS = [
 ]
 
 
-class Ended:
-    """What a command has printed, and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def estimate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -75,10 +65,7 @@ def estimate(
     Path("cluster.yaml").write_text(CLUSTER)
 
     def call(*arguments: object, run: object = "run.yaml") -> Ended:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["estimate", str(run), *map(str, arguments)])
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+        return run_command(capsys, "estimate", run, *arguments)
 
     return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -103,7 +104,7 @@ def test_what_leads_to_an_address_that_is_not_encrypted_or_nowhere_is_refused(
 ) -> None:
     registry.push(NAME, "one")
     registry.changed = lambda request, *answer: (302, {"Location": place}, b"")
-    with pytest.raises(UserError, match="leads"):
+    with pytest.raises(UserError, match=r"leads|redirects"):
         image_digest(f"{registry.address}/{NAME}")
 
 
@@ -196,6 +197,63 @@ def test_more_than_a_manifest_and_half_an_answer_are_refused(
     )
     with pytest.raises(UserError, match="more than 8 bytes"):
         image_digest(f"{registry.address}/{NAME}")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "https://169.254.169.254/computeMetadata/v1/",
+        "https://127.0.0.1:6443/",
+        "https://localhost/",
+        "https://[::1]/",
+        "https://[::ffff:169.254.169.254]/",
+        "https://0.0.0.0/",
+        "https://x.localhost/",
+        "http://r.example.com/",
+    ],
+)
+@pytest.mark.parametrize("by", ["redirect", "realm"])
+def test_no_registry_leads_to_this_machine_or_its_link(
+    place: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answer(_: Any, method: str, url: str, *others: Any) -> Any:
+        asked.append(url)
+        headers = {"location": place, "www-authenticate": f'Bearer realm="{place}"'}
+        return image_registry._Answer(302 if by == "redirect" else 401, headers, b"")
+
+    monkeypatch.setattr(image_registry._Registry, "_asked", answer)
+    with pytest.raises(UserError):
+        image_digest(f"r.example.com/{NAME}")
+    assert asked == ["https://r.example.com/v2/team/installer/manifests/v1"]
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_an_answer_in_drops_is_given_up(
+    registry: RegistryServer, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and all of them never."""
+
+    def drip(request: Any, status: int, headers: dict[str, str], body: bytes) -> Any:
+        if part == "body":
+            request.send_response(200)
+            request.send_header("Content-Length", "10000")
+            request.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(60):
+                request.wfile.write(b"x")
+                time.sleep(0.1)
+        return status, headers, body
+
+    registry.changed = drip
+    monkeypatch.setattr(image_registry, "ALL_SECONDS", 1.0)
+    begun = time.monotonic()
+    with pytest.raises(UnreachableError):
+        image_registry._Registry(
+            tag_of(f"{registry.address}/{NAME}"), time.monotonic() + 1.0
+        )._patient("GET", f"http://{registry.address}/v2/", {}, 1 << 20)
+    assert time.monotonic() - begun < 3
 
 
 def test_a_registry_that_does_not_answer_is_given_up(

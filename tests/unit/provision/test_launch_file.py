@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_complete_file_stays_as_it_is() -> None:
 FILE = """\
 # the team's
 name: c  # of the team
-nodes: 2   # for now
+nodes: 2   # both
 cluster:
   pools:
     # cheap
@@ -148,6 +149,18 @@ def test_the_printed_and_the_written_file_launch_what_up_made(tmp_path: Path) ->
     assert (again.name, again.nodes, again.machine) == ("other", 7, "a3-highgpu-8g")
     assert plan_cluster(again) == plan_cluster(made)
     assert path.read_text("utf-8").startswith("# mine\n")
+
+
+def test_the_written_file_keeps_its_permissions_also_behind_a_link(tmp_path: Path) -> None:
+    place, link = tmp_path / "place.yaml", tmp_path / "c.yaml"
+    place.write_text(yaml.safe_dump(config()), encoding="utf-8")
+    place.chmod(0o664)
+    link.symlink_to(place)
+    found = launch_config(link, plan_cluster(load_cluster_config(link)), MadeCluster("x", {}))
+    assert write_launch_config(link, found)
+    assert link.is_symlink() and place.read_text("utf-8") == found.text
+    assert stat.S_IMODE(place.stat().st_mode) == 0o664
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c.yaml", "place.yaml"]
 
 
 def test_a_file_that_would_lose_its_comments_is_not_written(tmp_path: Path) -> None:

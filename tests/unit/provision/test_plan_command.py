@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import pytest
 from tests.facts import says
+from tests.unit.ended_command import Ended, run_command
 
-from drillyard.cli import main as cli
 from drillyard.hardware import catalog
 from drillyard.hardware.machines import Consumption
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan, PlannedResource
@@ -47,17 +47,6 @@ training: {steps: 1000, micro_batch_size: 4, optimizer: {learning_rate: 1.0e-3}}
 POOL = "lab-flex-start-queued"
 
 
-class Ended:
-    """What a command has printed, and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def drillyard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -69,10 +58,7 @@ def drillyard(
     Path("run.yaml").write_text(RUN)
 
     def call(*arguments: object) -> Ended:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(list(map(str, arguments)))
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+        return run_command(capsys, *arguments)
 
     return call
 

@@ -11,9 +11,9 @@ from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, without_gpus
 from drillyard.acceptance.node_results import (
     has_gpus,
     node_result,
-    nothing_recorded,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput, parse_gpus, short_bus_id
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi import parse_gpus, short_bus_id
 from drillyard.acceptance.results import CheckResult, Status
 
 _LOST = re.compile(
@@ -27,10 +27,7 @@ _ON_THE_BUS = re.compile(r"^(\S+) 030[02]: 10de:", re.MULTILINE)
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node."""
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for node in nodes:
+    for node in gpus_of(evidence):
         yield _judge_node(node, expected)
 
 

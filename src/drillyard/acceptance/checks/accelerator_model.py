@@ -8,7 +8,7 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import GpuFinding, NodeGpus, judge_gpus, unreadable
 from drillyard.acceptance.node_results import has_gpus
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.hardware.facts import cited
 
@@ -28,10 +28,10 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         if not accelerator.is_called(name):
             known = expected.catalog.find_accelerator(name)
             if known is None:
-                reason = f"is called '{name}', which is no known name of {accelerator.name}"
+                reason = f"is called '{name}', which is not a known name of {accelerator.name}"
                 action = "give the name as reported_as in a file of --hardware, if it is the same"
                 return GpuFinding(Status.incomplete, reason, name, {**wanted, "action": action})
-            reason = f"is a {known.name}, and the machine has {accelerator.name}"
+            reason = f"is an accelerator {known.name}; the machine has {accelerator.name}"
             return GpuFinding(Status.fail, reason, name, wanted)
         if gpu.texts.get("mig") == "Enabled":
             action = "nvidia-smi -mig 0, and restart the node"

@@ -101,17 +101,10 @@ def _result(
     observed: float | None = None,
     threshold: Threshold | None = None,
 ) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric=metric,
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        threshold=threshold,
-        action=CHECK.action if status is Status.fail else "",
-        required=False,
-    )
+    return CHECK.result(
+        nodes, status, reason,
+        metric=metric, observed=observed, threshold=threshold, required=False,
+    )  # fmt: skip
 
 
 CHECK = Check(

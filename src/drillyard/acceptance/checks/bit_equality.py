@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.rank_values import RankValues, mapping, ranks_of, without_ranks
 from drillyard.acceptance.results import CheckResult, Status
 
@@ -15,7 +16,7 @@ from drillyard.acceptance.results import CheckResult, Status
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Products, gradients and results of collectives."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("devices")]
-    yield from without_ranks(evidence, CHECK.name, "product", found, "the product")
+    yield from without_ranks(evidence, CHECK, "product", found, "the product")
     ranks = [each for one in found for each in one.ranks]
     if ranks:
         yield from _judge_products(evidence, ranks)
@@ -73,8 +74,8 @@ def _odd_ones(
     follows: bool = False,
 ) -> Iterator[CheckResult]:
     """Who has other bits than most, in any place. Where each place `follows` from those before it,
-    the first in which they differ tells. No majority names nobody; another number of values than
-    most have is no evidence."""
+    the first in which they differ tells. Without a majority no device is named; a device with
+    another number of values than most is not judged."""
     number = Counter(len(digests) for _, digests in found).most_common(1)[0][0]
     for each, digests in found:
         if len(digests) != number:
@@ -86,12 +87,11 @@ def _odd_ones(
         counted = Counter(digests[place] for _, digests in found)
         common, votes = counted.most_common(1)[0]
         if votes * 2 <= len(found) and len(counted) > 1:
-            yield CheckResult(
-                check=CHECK.name,
+            yield CHECK.result(
+                tuple(sorted({each.node for each, _ in found})),
+                Status.fail,
+                f"{what} has different bits on the devices, and none has a majority",
                 metric=metric,
-                nodes=tuple(sorted({each.node for each, _ in found})),
-                status=Status.fail,
-                reason=f"{what} has different bits on the devices, and none has a majority",
                 observed=f"{len(counted)} values of {len(found)} devices",
                 action="run it again on more nodes, or on each of these with another one",
             )
@@ -124,12 +124,11 @@ def _judge_gradients(
         steady = [sums for _, sums in found if len(set(sums[:2])) == 1]
         if len(steady) * 2 <= len(found):
             failed = True
-            yield CheckResult(
-                check=CHECK.name,
+            yield CHECK.result(
+                tuple(sorted({each.node for each, _ in found})),
+                Status.recorded,
+                "most devices do not find the same gradients twice: not judged",
                 metric="gradients",
-                nodes=tuple(sorted({each.node for each, _ in found})),
-                status=Status.recorded,
-                reason="most devices do not find the same gradients twice: not judged",
             )
             continue
         for result in _odd_ones(evidence, "gradients", found, "a gradient", follows=True):
@@ -153,18 +152,12 @@ def _judge_collectives(evidence: AcceptanceEvidence) -> Iterator[CheckResult]:
         name = str(seen.arguments.get("collective"))
         if len(wrong) == 1:
             ((each, count),) = wrong.items()
-            why = f"{count} elements of {name} are wrong on this rank alone"
+            why = f"{count} elements of {name} are wrong on this rank only"
             yield _result(evidence, f"results of {name}", Status.fail, each, why)
         elif wrong:
             where = ", ".join(f"{_place(evidence, each)}: {count}" for each, count in wrong.items())
-            yield CheckResult(
-                check=CHECK.name,
-                metric=f"results of {name}",
-                nodes=seen.nodes,
-                status=Status.fail,
-                reason=f"{name} gave wrong elements ({where})",
-                action=CHECK.action,
-            )
+            reason = f"{name} gave wrong elements ({where})"
+            yield CHECK.result(seen.nodes, Status.fail, reason, metric=f"results of {name}")
 
 
 def _place(evidence: AcceptanceEvidence, each: RankValues) -> str:
@@ -174,28 +167,14 @@ def _place(evidence: AcceptanceEvidence, each: RankValues) -> str:
 def _result(
     evidence: AcceptanceEvidence, metric: str, status: Status, each: RankValues, why: str
 ) -> CheckResult:
-    failed = status is Status.fail
-    return CheckResult(
-        check=CHECK.name,
-        metric=metric,
-        nodes=(each.node,),
-        status=status,
-        reason=f"{_place(evidence, each)}: {why}",
-        device=each.local_rank,
-        action=CHECK.action if failed else "",
-        culprits=(each.node,) if failed else (),
-    )
+    reason = f"{_place(evidence, each)}: {why}"
+    return node_result(CHECK, each.node, status, reason, metric=metric, device=each.local_rank)
 
 
 def _passed(metric: str, ranks: Sequence[RankValues], why: str) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric=metric,
-        nodes=tuple(sorted({each.node for each in ranks})),
-        status=Status.passed,
-        reason=why,
-        observed=f"{len(ranks)} devices",
-    )
+    nodes = tuple(sorted({each.node for each in ranks}))
+    observed = f"{len(ranks)} devices"
+    return CHECK.result(nodes, Status.passed, why, metric=metric, observed=observed)
 
 
 CHECK = Check(

@@ -22,6 +22,7 @@ from drillyard.acceptance.checks.mesh_evidence import (
     unanswered,
 )
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 
 FAIL_SECONDS = 1.0
@@ -32,6 +33,7 @@ _FAIL = Threshold(
 _WARN = Threshold(
     WARN_SECONDS, "s", False, "RFC 5905, appendix A.1.1: STEPT, above which NTP steps a clock"
 )
+_STEPS_BACK: Any = {"metric": "steps back", "unit": "s", "expected": "no step back"}
 _MOVED_SECONDS = 0.05
 """Between two looks in one job: 100 ppm, a bad crystal, take 8 minutes for it."""
 
@@ -46,7 +48,7 @@ class Offset:
 
 def offsets_of(values: Mapping[int, dict[str, Any]]) -> dict[int, Offset]:
     """Each node's clock against that of the lowest rank, over the round trips that took least. A
-    node without a way of answers to it is missing."""
+    node that no chain of answers connects to it is missing."""
     edges: dict[int, dict[int, Offset]] = {}
     for rank, found in values.items():
         for peer in entries(found, "peers"):
@@ -75,10 +77,10 @@ def offsets_of(values: Mapping[int, dict[str, Any]]) -> dict[int, Offset]:
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Steps back of each node, then the offsets of those that differ, then of all."""
     yield from _steps(evidence)
-    if (nothing := not_between_nodes(evidence, CHECK.name, "offset", "network")) is not None:
+    if (nothing := not_between_nodes(evidence, CHECK, "network")) is not None:
         yield nothing
         return
-    yield from unanswered(evidence, CHECK.name, "offset", "network")
+    yield from unanswered(evidence, CHECK, "network")
     steps = network_steps(evidence)
     offsets = offsets_of(steps[0])
     asked = [rank for rank, values in steps[0].items() if values]
@@ -86,14 +88,8 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         if rank not in offsets:
             name = evidence.name_of(rank)
             why = f"{name}: no answer over UDP between it and the others"
-            yield CheckResult(
-                check=CHECK.name,
-                metric="offset",
-                nodes=(rank,),
-                status=Status.incomplete,
-                reason=why,
-                action="open the network between the nodes for UDP",
-            )
+            action = "open the network between the nodes for UDP"
+            yield CHECK.result((rank,), Status.incomplete, why, action=action)
     if len(offsets) >= 2:
         yield from _offsets(evidence, offsets, steps[0])
         yield from _moved(evidence, offsets, offsets_of(steps[-1]) if len(steps) > 1 else {})
@@ -122,31 +118,23 @@ def _offsets(
         yield _offset(evidence, (rank,), seconds, offsets[rank].uncertain, why, (rank,))
     for rank, seconds in sorted(odd.items(), key=lambda item: -abs(item[1])):
         nodes = tuple(sorted(offsets)) if len(offsets) == 2 else (rank,)
-        why = "no third clock says which of them is wrong"
+        why = "with two clocks it is not known which is wrong"
         yield _offset(evidence, nodes, seconds, offsets[rank].uncertain, why, ())
     for rank in unsure:
-        yield CheckResult(
-            check=CHECK.name,
-            metric="offset",
-            nodes=(rank,),
-            status=Status.incomplete,
-            reason=f"the clock of {evidence.name_of(rank)} was read within"
-            f" {offsets[rank].uncertain:.3f} s only, as its answers took long",
+        reason = (
+            f"the clock of {evidence.name_of(rank)} was read within"
+            f" {offsets[rank].uncertain:.3f} s only, as its answers took long"
         )
+        yield CHECK.result((rank,), Status.incomplete, reason)
     rest = [rank for rank in offsets if rank not in {*odd, *wrong, *unsure}]
     if len(rest) > 1:
         found = [offsets[rank].seconds for rank in rest]
         spread = max(found) - min(found)
-        yield CheckResult(
-            check=CHECK.name,
-            metric="offset",
-            nodes=tuple(rest),
-            status=Status.passed,
-            reason=f"the clocks of {len(rest)} nodes differ by {spread:.4f} s at most",
-            observed=spread,
-            unit="s",
-            threshold=_WARN,
-        )
+        yield CHECK.result(
+            tuple(rest), Status.passed,
+            f"the clocks of {len(rest)} nodes differ by {spread:.4f} s at most",
+            observed=spread, unit="s", threshold=_WARN,
+        )  # fmt: skip
 
 
 def _offset(
@@ -164,19 +152,14 @@ def _offset(
     else:
         a, b = map(evidence.name_of, nodes)
         what = f"the clock of {b} is {size:.3f} s {way} that of {a}"
-    return CheckResult(
-        check=CHECK.name,
-        metric="offset",
-        nodes=nodes,
-        status=Status.fail if failed else Status.warn,
-        reason=f"{what}; {why}",
+    return CHECK.result(
+        nodes, Status.fail if failed else Status.warn, f"{what}; {why}",
         observed=seconds,
         interval=(seconds - uncertain, seconds + uncertain),
         unit="s",
         threshold=_FAIL if failed else _WARN,
-        action=CHECK.action,
         culprits=culprits if failed else (),
-    )
+    )  # fmt: skip
 
 
 def _wrong(offsets: dict[int, Offset], values: Mapping[int, dict[str, Any]]) -> dict[int, str]:
@@ -202,7 +185,7 @@ def _wrong(offsets: dict[int, Offset], values: Mapping[int, dict[str, Any]]) -> 
     kept = {rank: member(values.get(rank), "clock", "synchronized") for rank in offsets}
     wrong = {rank for rank, each in kept.items() if each is False}
     if wrong and all(isinstance(each, bool) for each in kept.values()) and len(wrong) < len(kept):
-        return dict.fromkeys(sorted(wrong), "its kernel says that nothing keeps it right")
+        return dict.fromkeys(sorted(wrong), "its kernel reports it as not synchronized")
     return {}
 
 
@@ -234,31 +217,16 @@ def _steps(evidence: AcceptanceEvidence) -> Iterator[CheckResult]:
         if not back:
             steady.append(rank)
             continue
-        yield CheckResult(
-            check=CHECK.name,
-            metric="steps back",
-            nodes=(rank,),
-            status=Status.fail,
-            reason=f"the clock of {evidence.name_of(rank)} stepped back by {-min(back):.3f} s"
-            " during the job",
-            observed=min(back),
-            unit="s",
-            expected="no step back",
-            action=CHECK.action,
-            culprits=(rank,),
-        )
+        name = evidence.name_of(rank)
+        yield node_result(
+            CHECK, rank, Status.fail,
+            f"the clock of {name} stepped back by {-min(back):.3f} s during the job",
+            observed=min(back), **_STEPS_BACK,
+        )  # fmt: skip
     if steady:
         longest = min(number(watched[rank].get("seconds")) or 0.0 for rank in steady)
-        yield CheckResult(
-            check=CHECK.name,
-            metric="steps back",
-            nodes=tuple(steady),
-            status=Status.passed,
-            reason=f"no clock of {len(steady)} nodes stepped back in {longest:.0f} s",
-            observed=0.0,
-            unit="s",
-            expected="no step back",
-        )
+        reason = f"no clock of {len(steady)} nodes stepped back in {longest:.0f} s"
+        yield CHECK.result(tuple(steady), Status.passed, reason, observed=0.0, **_STEPS_BACK)
 
 
 def _moved(
@@ -278,19 +246,15 @@ def _moved(
         unsure = 2 * (before[rank].uncertain + after[rank].uncertain) + _MOVED_SECONDS
         still = [other for other in both if abs(moves[other] - center) <= _MOVED_SECONDS]
         if abs(move - center) > unsure and 2 * len(still) > len(both):
-            yield CheckResult(
-                check=CHECK.name,
-                metric="moved",
-                nodes=(rank,),
-                status=Status.fail,
-                reason=f"the clock of {evidence.name_of(rank)} moved by {move - center:+.3f} s"
-                f" against those of {listed(evidence, still)} during the job",
-                observed=move - center,
-                unit="s",
-                expected=f"at most {_MOVED_SECONDS} s",
-                action=CHECK.action,
-                culprits=(rank,),
+            reason = (
+                f"the clock of {evidence.name_of(rank)} moved by {move - center:+.3f} s"
+                f" against those of {listed(evidence, still)} during the job"
             )
+            yield node_result(
+                CHECK, rank, Status.fail, reason,
+                metric="moved", observed=move - center, unit="s",
+                expected=f"at most {_MOVED_SECONDS} s",
+            )  # fmt: skip
 
 
 CHECK = Check(
@@ -304,9 +268,10 @@ CHECK = Check(
     " counts; each node compares its wall clock with its monotonic one ten times a second",
     evidence="an offset for every node, and its own watch from start to end",
     references="fail: more than 1 s, or any step back; warn: more than 0.128 s (RFC 5905)",
-    meaning="a clock is wrong or is being corrected by steps: nothing keeps it, or a time server"
-    " that disagrees with the others' does",
+    meaning="a clock is wrong or is being corrected by steps: it is not synchronized, or its time"
+    " server disagrees with the others'",
     action="look at `chronyc tracking` (or `timedatectl`) of this node; let chrony slew, not step,"
     " after its start",
     judge=judge,
+    metric="offset",
 )

@@ -8,8 +8,8 @@ exactly that many nodes judges it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.collective_evidence import (
@@ -84,12 +84,12 @@ def collective_result(
             action="take the nodes out; check ECC counters and cables, and run the pair again",
         )
     if measured.problems or not at:
-        reason = f"{names}: {collective}, {measured.by}: {(*doubts, 'has no sizes')[0]}"
+        reason = f"{names}: {collective}, {measured.by}: {(*doubts, 'has no rows')[0]}"
         needed = count <= 2 and bool(reference_rows(expected, collective, count))
-        required = needed or (evidence.recorded and count <= 2)
-        status = Status.incomplete if required else Status.recorded
+        # A file that was given was given to be judged.
+        status = Status.incomplete if needed or evidence.recorded else Status.recorded
         return common(
-            status, reason, required=required, evidence=doubts[:_MOST_EVIDENCE],
+            status, reason, evidence=doubts[:_MOST_EVIDENCE],
             action="run it again, and keep its whole output",
         )  # fmt: skip
     threshold: Threshold | NoReference = (
@@ -181,11 +181,11 @@ def _judged(
     bound = threshold.bound
     if bound is not None and interval[1] > bound and len(nodes) <= 2:
         status = Status.incomplete
-        reason = f"{figure}: line rates allow {bound:.1f}, so it is not of these nodes"
+        reason = f"{figure}: line rates allow {bound:.1f}, so it is not of this machine"
     if status is Status.passed and measured.doubts:
         status = Status.incomplete
         reason = f"{figure}, {measured.by}: {measured.doubts[0]}"
-    # On more nodes nothing is required, and what is not clear is recorded.
+    # On more nodes no result is required, and an unclear one is recorded.
     required = len(nodes) <= 2 or status is not Status.incomplete
     quoted = accepted_elsewhere(expected, measured.collective, len(nodes))
     return _result(
@@ -194,7 +194,6 @@ def _judged(
         observed=median,
         interval=interval,
         threshold=threshold,
-        required=required,
         culprits=nodes if status is Status.fail and scope == "node" else (),
         evidence=(measured.by, *quoted, *measured.doubts[:_MOST_EVIDENCE]),
         series=series,
@@ -215,7 +214,7 @@ def _without_reference(
     that it needs is missing."""
     assert measured.collective is not None
     nodes = measured.nodes
-    # A threshold that does not exist leaves all of the repeats on the right side.
+    # At least 0: the median and interval without a judgement.
     none = Threshold(0.0, UNIT, True, "")
     _, median, interval = judged(measured.bus[size], none)
     rows = reference_rows(expected, measured.collective, len(nodes))
@@ -224,10 +223,9 @@ def _without_reference(
         measured.observation.scope, metric, nodes,
         Status.incomplete if required else Status.recorded,
         f"{_names(evidence, nodes)}: {median:.4g} {UNIT} of {measured.collective} at"
-        f" {size_text(size)}, which nothing judges: {why.reason}",
+        f" {size_text(size)}, not judged: {why.reason}",
         observed=median,
         interval=interval,
-        required=required,
         evidence=(measured.by, *measured.doubts[:_MOST_EVIDENCE]),
         series=series,
         reference_series=reference_curve(expected, measured.collective, len(nodes)),
@@ -260,17 +258,10 @@ def _names(evidence: AcceptanceEvidence, nodes: tuple[int, ...]) -> str:
 
 
 def _result(
-    scope: str, metric: str, nodes: tuple[int, ...], status: Status, reason: str, **more: object
+    scope: str, metric: str, nodes: tuple[int, ...], status: Status, reason: str, **more: Any
 ) -> CheckResult:
-    found = CheckResult(
-        check=f"collectives-{scope}", metric=metric, nodes=nodes, status=status, reason=reason,
-        unit=UNIT,
-    )  # fmt: skip
-    if status is Status.fail:
-        found = replace(found, action=_ACTION[scope])
-    if status in (Status.skipped, Status.recorded):
-        found = replace(found, required=False)
-    return replace(found, **more)  # type: ignore[arg-type]
+    check = {"node": NODE, "pairs": PAIRS, "all": ALL}[scope]
+    return check.result(nodes, status, reason, **{"metric": metric, "unit": UNIT, **more})
 
 
 def _check(scope: str, title: str, level: Level, seconds: float, meaning: str) -> Check:

@@ -16,35 +16,20 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         for rank in sorted(set(seen.silent) - lost):
             lost.add(rank)
             name = evidence.name_of(rank)
-            yield _result(
-                (rank,), Status.fail, f"{name} was lost in {seen.probe}: {seen.error}", (rank,)
-            )
+            why = f"{name} was lost in {seen.probe}: {seen.error}"
+            yield CHECK.result((rank,), Status.fail, why, culprits=(rank,))
         if seen.probe == "connection" and not seen.silent:
             name = evidence.name_of(seen.nodes[0])
-            yield _result(seen.nodes, Status.fail, f"{name}: {seen.error}")
+            yield CHECK.result(seen.nodes, Status.fail, f"{name}: {seen.error}")
     ranks = tuple(node.rank for node in evidence.nodes)
     if evidence.interrupted is not None:
         why = f"the job ended before its last step: {evidence.interrupted}"
-        yield _result(ranks, Status.incomplete, why)
+        yield CHECK.result(ranks, Status.incomplete, why)
     elif not evidence.observations:
-        yield _result(ranks, Status.incomplete, "nothing was observed")
+        yield CHECK.result(ranks, Status.incomplete, "the job observed nothing")
     elif remaining := tuple(rank for rank in ranks if rank not in lost):
         count = f"{len(remaining)} of {evidence.expected_nodes} nodes"
-        yield _result(remaining, Status.passed, f"{count} answered to the end")
-
-
-def _result(
-    nodes: tuple[int, ...], status: Status, reason: str, culprits: tuple[int, ...] = ()
-) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="answers",
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        action=CHECK.action if status is Status.fail else "",
-        culprits=culprits,
-    )
+        yield CHECK.result(remaining, Status.passed, f"{count} answered to the end")
 
 
 CHECK = Check(
@@ -60,4 +45,5 @@ CHECK = Check(
     meaning="a node was stopped, crashed, lost its network, or got no processor time",
     action="look at the node's log and its kernel log; restart it, or leave it out",
     judge=judge,
+    metric="answers",
 )

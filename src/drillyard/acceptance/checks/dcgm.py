@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from drillyard.acceptance.check import Check, Expected, Level
-from drillyard.acceptance.dcgm import DcgmReport, DcgmResult, DcgmSeverity, parse_dcgm
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.parsers.dcgm import DcgmReport, DcgmResult, DcgmSeverity, parse_dcgm
+from drillyard.acceptance.parsers.errors import NotThisOutput
 from drillyard.acceptance.results import CheckResult, Status
 
 PROBE = "dcgm"
@@ -24,10 +23,7 @@ PROBE = "dcgm"
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per test that fails on a GPU, else one per node."""
     counted = {node.rank: len(node.table.gpus) for node in gpus_of(evidence) if node.table}
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         needed = counted.get(rank)
         if expected.machine is not None and has_gpus(expected):
             needed = expected.machine.num_accelerators
@@ -113,7 +109,7 @@ def _status(result: DcgmResult) -> Status:
 
 
 def _doubt(report: DcgmReport, error: str | None, needed: int | None) -> str:
-    """Why a report without findings is no pass; empty: it is one."""
+    """Why a report without findings does not pass; empty: it does."""
     if error:
         return f"{error}, although no test of its report failed"
     if not report.gpus:

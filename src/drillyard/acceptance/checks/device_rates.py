@@ -16,6 +16,7 @@ from statistics import median
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.rank_values import (
     RankValues,
     mapping,
@@ -104,7 +105,7 @@ def judge_rate(
 ) -> Iterator[CheckResult]:
     """One figure of all devices: a result for every node, one more for every slow device."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("devices")]
-    yield from without_ranks(evidence, check.name, rate.metric, found, rate.metric)
+    yield from without_ranks(evidence, check, rate.metric, found, rate.metric)
     ranks = [each for one in found for each in one.ranks]
     measured = {each: rate.read(each) for each in ranks}
     if ranks and not any(measured.values()):
@@ -136,7 +137,8 @@ def judge_rate(
         if passed:
             each, figures, limit = min(passed, key=lambda one: median(one[1]))
             status = Status.passed if limit is not None else Status.recorded
-            why = f"{name}: the slowest of {len(passed)} devices reaches {median(figures):.4g}"
+            which = f"the slowest of {len(passed)} devices" if len(passed) > 1 else "its device"
+            why = f"{name}: {which} reaches {median(figures):.4g}"
             yield _result(check, rate, each, figures, status, f"{why} {rate.unit}", limit)
 
 
@@ -152,14 +154,9 @@ def _unmeasured(check: Check, rate: Rate, ranks: Sequence[RankValues]) -> CheckR
     if reasons:
         status, reason = Status.skipped, f"{rate.metric}: {reasons[0]}"
     elif not on_gpu:
-        status, reason = Status.skipped, f"{rate.metric}: the nodes' ranks have no accelerator"
-    return CheckResult(
-        check=check.name,
-        metric=rate.metric,
-        nodes=tuple(sorted({each.node for each in ranks})),
-        status=status,
-        reason=reason,
-    )
+        status, reason = Status.skipped, f"{rate.metric}: the ranks run on CPUs"
+    nodes = tuple(sorted({each.node for each in ranks}))
+    return check.result(nodes, status, reason, metric=rate.metric)
 
 
 def _limit(
@@ -170,7 +167,7 @@ def _limit(
     accelerator, name = expected.accelerator, str(rank.values.get("device_name"))
     if accelerator is not None and accelerator.peak_tflops:
         if not rank.on_gpu:
-            return f"PyTorch has no accelerator there, where the machine has {accelerator.title}"
+            return f"PyTorch finds no accelerator; the machine has {accelerator.title}"
         if not accelerator.is_called(name):
             return f"is called {name}, not {accelerator.title}"
         if (row := rate.row(accelerator)) is not None:
@@ -227,21 +224,15 @@ def _result(
     reason: str,
     threshold: Threshold | None = None,
 ) -> CheckResult:
-    failed = status is Status.fail
-    return CheckResult(
-        check=check.name,
+    return node_result(
+        check, rank.node, status, reason,
         metric=rate.metric,
-        nodes=(rank.node,),
-        status=status,
-        reason=reason,
         observed=median(figures) if figures else None,
         interval=(min(figures), max(figures)) if figures else None,
         unit=rate.unit,
         threshold=threshold,
         device=rank.local_rank,
-        action=check.action if failed else "",
-        culprits=(rank.node,) if failed else (),
-    )
+    )  # fmt: skip
 
 
 def _judge_matmul(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:

@@ -8,7 +8,7 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import GpuFinding, NodeGpus, judge_gpus, unreadable
 from drillyard.acceptance.node_results import has_gpus
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status
 
 MOST_AGGREGATE_SRAM = 4

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
-    majority,
+    difference,
     named,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status
@@ -27,12 +26,8 @@ _UNSET = "not set"
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per variable that differs or must not be, else one for all nodes."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-        return
     variables: dict[int, dict[str, str]] = {}
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         found = (seen.values or {}).get("environment") if seen else None
         if isinstance(found, Mapping):
             variables[rank] = {
@@ -53,10 +48,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         names = {name for each in variables.values() for name in each}
         ranks = sorted(variables)
         where = f"equal on {named(evidence, ranks)}" if len(ranks) > 1 else "as planned"
-        yield CheckResult(
-            check=CHECK.name, metric=CHECK.name, nodes=tuple(ranks), status=Status.passed,
-            reason=f"{len(names)} variables are {where}", observed=len(names), unit="variables",
-        )  # fmt: skip
+        reason = f"{len(names)} variables are {where}"
+        figure = {"observed": len(names), "unit": "variables"}
+        yield CHECK.result(tuple(ranks), Status.passed, reason, **figure)
 
 
 def _plan(expected: Expected) -> dict[str, str]:
@@ -87,24 +81,9 @@ def _differences(
     planned = _plan(expected)
     for name in sorted({name for each in variables.values() for name in each} - planned.keys()):
         values = {rank: each.get(name, _UNSET) for rank, each in variables.items()}
-        if len(set(values.values())) == 1:
-            continue
-        common = majority(values)
-        odd = tuple(rank for rank, value in values.items() if value != common)
-        shown = "; ".join(f"{evidence.name_of(rank)} {values[rank][:80]}" for rank in odd[:8])
-        decides = name != "LD_LIBRARY_PATH"
-        yield CheckResult(
-            check=CHECK.name,
-            metric=name,
-            nodes=odd,
-            status=Status.fail if decides else Status.warn,
-            reason=f"{name} differs: {shown}"
-            + (f"; the others {common[:80]}" if common is not None else ""),
-            observed=values[odd[0]],
-            expected=common or "",
-            action=CHECK.action,
-            culprits=odd if decides and common is not None else (),
-        )
+        fails = name != "LD_LIBRARY_PATH"
+        if (found := difference(CHECK, evidence, name, values, fails=fails)) is not None:
+            yield found
 
 
 def _stack(
@@ -149,8 +128,8 @@ CHECK = Check(
     measures="NCCL_*, TORCH_NCCL_*, GLOO_*, UCX_*, FI_* and LD_LIBRARY_PATH in the job",
     how="the environment of the job's own processes on each node",
     evidence="the environment of every node",
-    references="the launch plan, the network stack's row, and for all else most of the nodes",
-    meaning="NCCL chooses another way on that node: a job hangs or is slow",
+    references="the launch plan, the network stack's row, for all else what most nodes have",
+    meaning="NCCL chooses another transport on that node: a job hangs or is slow",
     action="remove the variable from the node's profile, or set it in cluster.yaml: environment",
     judge=judge,
 )

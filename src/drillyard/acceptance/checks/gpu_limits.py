@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import GpuFinding, NodeGpus, judge_gpus, unreadable
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 
 _PAIRS = (
@@ -51,7 +51,7 @@ CHECK = Check(
     how="nvidia-smi -q",
     evidence="a power limit and its default of every GPU",
     references="the GPU's own defaults",
-    meaning="somebody lowered a limit: the GPU is slower than the others",
+    meaning="a limit was lowered: the GPU is slower than the others",
     action="set the power limit to its default (nvidia-smi -pl WATTS), clocks with nvidia-smi -rac",
     judge=judge,
 )

@@ -13,7 +13,7 @@ from drillyard.acceptance.gpu_evidence import (
     judge_gpus,
 )
 from drillyard.acceptance.node_results import node_result
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status
 
 _ACTIONS = {
@@ -47,7 +47,9 @@ def _judge_gpu(gpu: Gpu, node: NodeGpus) -> GpuFinding:
     if asked == "None":
         return GpuFinding(Status.passed, "")
     if (action := _ACTIONS.get(asked.lower())) is None:
-        return GpuFinding(Status.incomplete, f"asks for '{asked}', which is not known", asked)
+        return GpuFinding(
+            Status.incomplete, f"needs recovery by the unknown action '{asked}'", asked
+        )
     return GpuFinding(Status.fail, f"needs recovery: {asked}", asked, {"action": action})
 
 

@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status, Threshold
@@ -36,10 +35,7 @@ _GIB = float(1 << 30)
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Several results per node, each about one part."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name = evidence.name_of(rank)
         if seen is None or seen.values is None:
             why = f"{name}: {why_not_observed(seen, PROBE)}"
@@ -177,7 +173,7 @@ def _disks(rank: int, name: str, values: Mapping[str, Any]) -> Iterator[CheckRes
             continue
         known.add(space["device"])
         least = min(LEAST_FREE_DISK, LEAST_FREE_SHARE * space["size"])
-        # What is made on demand has no size.
+        # File systems that grow on demand have size 0.
         if space["size"] and space["free"] < least:
             reason = f"{name}: the disk of {path} has {space['free'] / _GIB:.1f} GiB free"
             threshold = Threshold(least, "bytes", True, "5 % of it, at most 20 GiB")

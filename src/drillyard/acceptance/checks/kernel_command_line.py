@@ -12,7 +12,6 @@ from drillyard.acceptance.node_results import (
     named,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status
@@ -27,11 +26,7 @@ _OWN = re.compile(
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result for each node that differs or was not read, else one for all."""
     words: dict[int, frozenset[str]] = {}
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-        return
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         line = (seen.values or {}).get("command_line") if seen else None
         if isinstance(line, str):
             words[rank] = frozenset(word for word in line.split() if not _OWN.match(word))
@@ -57,11 +52,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         ranks = sorted(words)
         reason = f"{named(evidence, ranks)}: the same"
         if len(ranks) == 1:
-            reason = f"{evidence.name_of(ranks[0])}: there is no other node to compare with"
+            reason = f"{evidence.name_of(ranks[0])}: no other node to compare with"
         status = Status.passed if len(ranks) > 1 else Status.skipped
-        yield CheckResult(
-            check=CHECK.name, metric=CHECK.name, nodes=tuple(ranks), status=status, reason=reason
-        )
+        yield CHECK.result(tuple(ranks), status, reason)
 
 
 CHECK = Check(

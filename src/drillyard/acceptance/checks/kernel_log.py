@@ -6,29 +6,25 @@ from collections.abc import Iterator
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.kernel_log import host_events, parsed_lines
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     node_observations,
     node_result,
-    nothing_recorded,
 )
+from drillyard.acceptance.parsers.kernel_log import host_events, parsed_lines
 from drillyard.acceptance.results import CheckResult, Status
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per kind of event, else one per node."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name, log = evidence.name_of(rank), log_of(seen)
         if isinstance(log, str):
             if expected.machine is None:
                 why = f"{name}: the kernel log cannot be read ({log}), and no machine is named"
                 yield node_result(CHECK, rank, Status.skipped, why)
             else:
-                yield unreadable_log(CHECK, rank, name, log)
+                yield unreadable_log(CHECK, rank, name, log, recorded=evidence.recorded)
             continue
         clean = True
         now = seconds_of(log, "uptime")
@@ -45,7 +41,6 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 unit="lines",
                 action=rule.action if counts else "",
                 evidence=tuple(line.text for line in lines[-3:]),
-                required=counts,
             )
         if clean:
             reason = f"{name}: no fault of the host in the last 24 h ({log['source']})"
@@ -64,8 +59,8 @@ CHECK = Check(
     evidence="a readable kernel log of every node; without a machine in the cluster config skipped"
     " where it cannot be read",
     references="none in the last 24 h (of links fewer than 5); older ones, and jobs that ran out of"
-    " memory, are reported alone",
-    meaning="a part of the host fails, or did so a short time ago",
+    " memory, are only reported",
+    meaning="a part of the host fails, or did so recently",
     action="look at the node's kernel log",
     judge=judge,
 )

@@ -1,7 +1,7 @@
 """What nodes found of each other, taken from observations: shared by the checks between nodes.
 
-Observations are data from elsewhere: what has not the form that a probe gives it is left out, and
-the check that misses it is incomplete.
+Observations are data from elsewhere: what does not have the form that a probe gives it is
+left out, and the check that needs it is incomplete.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from drillyard.acceptance.check import Check
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.results import CheckResult, Status
 
@@ -67,51 +68,39 @@ def network_steps(evidence: AcceptanceEvidence) -> list[dict[int, dict[str, Any]
     return steps
 
 
-def unanswered(
-    evidence: AcceptanceEvidence, check: str, metric: str, probe: str
-) -> Iterator[CheckResult]:
+def unanswered(evidence: AcceptanceEvidence, check: Check, probe: str) -> Iterator[CheckResult]:
     """An incomplete result for each observation of a probe without values, and for each node that
-    says nothing of one which measured it. A silent node has a result of its own (`connection`), so
-    here it is none."""
+    says nothing of one which measured it. A silent node has a result of its own (`connection`) and
+    none here."""
     for seen in evidence.of(probe):
         if seen.values is None and not seen.silent:
-            yield incomplete(evidence, check, metric, seen.nodes, seen.error or "has no values")
+            yield _incomplete(evidence, check, seen.nodes, seen.error or "has no values")
     for step in network_steps(evidence)[:1] if probe == "network" else ():
         pairs = {(rank, peer["node"]) for rank in step for peer in step[rank].get("peers", ())}
         for rank, other in sorted(pairs):
             if (other, rank) not in pairs and step.get(other):
                 why = f"says nothing of {evidence.name_of(rank)}, which measured it"
-                yield incomplete(evidence, check, metric, (other,), why)
+                yield _incomplete(evidence, check, (other,), why)
 
 
-def incomplete(
-    evidence: AcceptanceEvidence, check: str, metric: str, nodes: tuple[int, ...], why: str
+def _incomplete(
+    evidence: AcceptanceEvidence, check: Check, nodes: tuple[int, ...], why: str
 ) -> CheckResult:
-    """A result without figure."""
     names = " and ".join(map(evidence.name_of, nodes[:2]))
-    return CheckResult(
-        check=check,
-        metric=metric,
-        nodes=nodes,
-        status=Status.incomplete,
-        reason=f"{names}: {why}",
-    )
+    return check.result(nodes, Status.incomplete, f"{names}: {why}")
 
 
-def not_between_nodes(
-    evidence: AcceptanceEvidence, check: str, metric: str, probe: str
-) -> CheckResult | None:
-    """The result where there is nothing between nodes: one node, or no observation at all."""
+def not_between_nodes(evidence: AcceptanceEvidence, check: Check, probe: str) -> CheckResult | None:
+    """The result where nothing between nodes was observed; None: something was."""
     if evidence.expected_nodes == 1:
         status, reason = Status.skipped, "the job has one node"
     elif not evidence.of(probe):
         status, reason = Status.incomplete, f"no node ran the probe {probe}"
     elif len(evidence.nodes) < 2:
-        status, reason = Status.incomplete, "one node alone joined the job"
+        status, reason = Status.incomplete, "only one node joined the job"
     else:
         return None
-    ranks = tuple(node.rank for node in evidence.nodes)
-    return CheckResult(check=check, metric=metric, nodes=ranks, status=status, reason=reason)
+    return check.result(tuple(node.rank for node in evidence.nodes), status, reason)
 
 
 def undirected(a: int, b: int) -> tuple[int, int]:

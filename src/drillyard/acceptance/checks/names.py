@@ -23,16 +23,16 @@ _SLOW_SECONDS = 1.0
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node at fault or odd pair, and one for all."""
-    if (nothing := not_between_nodes(evidence, CHECK.name, "names", "network")) is not None:
+    if (nothing := not_between_nodes(evidence, CHECK, "network")) is not None:
         yield nothing
         return
-    yield from unanswered(evidence, CHECK.name, "names", "network")
+    yield from unanswered(evidence, CHECK, "network")
     hosts = [node.host for node in evidence.nodes]
     shared = {host for host in hosts if hosts.count(host) > 1}
     ranks = tuple(node.rank for node in evidence.nodes)
     if shared:
-        what = f"several nodes call themselves {sorted(shared)[0]}, so its name says nothing"
-        yield _result(ranks, Status.skipped, what)
+        what = f"several nodes call themselves {sorted(shared)[0]}, so names cannot be checked"
+        yield CHECK.result(ranks, Status.skipped, what)
         return
     right: set[tuple[int, int]] = set()
     wrong: dict[tuple[int, int], str] = {}
@@ -49,18 +49,20 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
                 wrong[rank, other] = f"leads to {_where(evidence, found)}"
     if not right and not wrong and unknown:
         why = next(iter(unknown.values()))
-        yield _result(ranks, Status.recorded, f"no node finds another by its name ({why})")
+        yield CHECK.result(ranks, Status.recorded, f"no node finds another by its name ({why})")
         return
     yield from _failures(evidence, right, {**unknown, **wrong})
     if right and not unknown and not wrong:
         back = _reverse(evidence)
-        yield _result(ranks, Status.passed, f"{len(ranks)} nodes find each other by name; {back}")
+        yield CHECK.result(
+            ranks, Status.passed, f"{len(ranks)} nodes find each other by name; {back}"
+        )
 
 
 def _failures(
     evidence: AcceptanceEvidence, right: set[tuple[int, int]], bad: dict[tuple[int, int], str]
 ) -> Iterator[CheckResult]:
-    """A node that finds no other while others are found is at fault; so is one that nobody finds;
+    """A node that finds no other while others are found is at fault; so is one that no other finds;
     what is left are pairs."""
     finds = {rank for rank, _ in right}
     found = {other for _, other in right}
@@ -75,12 +77,12 @@ def _failures(
         name = evidence.name_of(rank)
         pairs = [*(out if blind else ()), *(into if hidden else ())]
         what = f"{name} finds no other node by name" if blind else f"no node finds {name} by name"
-        yield _result((rank,), Status.fail, f"{what}: {left[pairs[0]]}", (rank,))
+        yield CHECK.result((rank,), Status.fail, f"{what}: {left[pairs[0]]}", culprits=(rank,))
         for pair in pairs:
             left.pop(pair, None)
     for (rank, other), why in sorted(left.items()):
         a, b = evidence.name_of(rank), evidence.name_of(other)
-        yield _result((rank, other), Status.fail, f"on {a} the name of {b}: {why}")
+        yield CHECK.result((rank, other), Status.fail, f"on {a} the name of {b}: {why}")
 
 
 def _where(evidence: AcceptanceEvidence, found: dict[str, Any]) -> str:
@@ -91,8 +93,8 @@ def _where(evidence: AcceptanceEvidence, found: dict[str, Any]) -> str:
 
 
 def _reverse(evidence: AcceptanceEvidence) -> str:
-    """How many addresses lead back to their names, in words. Cloud networks often have no names for
-    addresses, and nothing here needs them."""
+    """A sentence on how many addresses lead back to their names. Cloud networks often have none,
+    and they are not needed."""
     hosts = {node.rank: node.host.partition(".")[0] for node in evidence.nodes}
     back: set[int] = set()
     slow: set[int] = set()
@@ -108,20 +110,6 @@ def _reverse(evidence: AcceptanceEvidence) -> str:
     return f"{text}; lookups are slow on {listed(evidence, sorted(slow))}" if slow else text
 
 
-def _result(
-    nodes: tuple[int, ...], status: Status, reason: str, culprits: tuple[int, ...] = ()
-) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="names",
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        action=CHECK.action if status is Status.fail else "",
-        culprits=culprits,
-    )
-
-
 CHECK = Check(
     name="names",
     title="Names",
@@ -131,8 +119,9 @@ CHECK = Check(
     measures="whether nodes find each other by name, and addresses lead back to names",
     how="each node looks up the others' host names, and asks the program there which node it is",
     evidence="a lookup of each peer's name on each node",
-    references="the nodes' own host names; where no name is known to anybody, that is recorded",
+    references="the nodes' own host names; where no node knows any name, that is recorded",
     meaning="a node's resolver or /etc/hosts differs from the others', or a name is old",
     action="compare /etc/resolv.conf and /etc/hosts with those of another node",
     judge=judge,
+    metric="names",
 )

@@ -11,7 +11,6 @@ from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.node_results import (
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status, Threshold
@@ -25,10 +24,7 @@ _VIRTUAL = re.compile(r"lo|docker\d*|veth|br-|virbr|cni|flannel|cali|tun|tap|ifb
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Results per node."""
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name = evidence.name_of(rank)
         if expected.machine is None:
             why = f"{name}: the cluster config names no machine"

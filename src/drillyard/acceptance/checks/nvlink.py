@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import NodeGpus, gpus_of, not_in_file, without_gpus
-from drillyard.acceptance.node_results import node_result, nothing_recorded
-from drillyard.acceptance.nvidia_smi import NotThisOutput
-from drillyard.acceptance.nvidia_smi_links import parse_link_errors, parse_links
+from drillyard.acceptance.node_results import node_result
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_links import parse_link_errors, parse_links
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.hardware.facts import cited
 
@@ -20,10 +20,7 @@ _SAME_SPEED = 0.99
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per GPU with fewer links or outside the fabric, else one per node."""
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for node in nodes:
+    for node in gpus_of(evidence):
         if node.lacks("links") and node.lacks("query"):
             yield not_in_file(CHECK, node)
             continue
@@ -48,11 +45,11 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
     row, machine = expected.accelerator, expected.machine
     if machine is not None and (row is None or row.gpu_links is None):
         title = row.title if row else machine.name
-        why = f"{node.name}: no number of NVLinks is known of {title}"
+        why = f"{node.name}: the number of NVLinks of {title} is not known"
         yield node_result(CHECK, node.rank, Status.skipped, why)
         return
     if machine is not None and machine.num_accelerators == 1:
-        why = f"{node.name}: has one GPU, whose NVLinks lead nowhere"
+        why = f"{node.name}: has one GPU: no NVLinks to check"
         yield node_result(CHECK, node.rank, Status.skipped, why)
         return
     if node.lacks("links"):
@@ -61,9 +58,10 @@ def _judge_node(node: NodeGpus, expected: Expected) -> Iterator[CheckResult]:
     try:
         links = parse_links(node.text_of("links"))
     except NotThisOutput as error:
-        # Without a machine nothing says that there should be any.
+        # Without a machine it is not known whether there should be any.
         status = Status.skipped if machine is None else Status.incomplete
-        yield node_result(CHECK, node.rank, status, f"{node.name}: NVLinks were not read: {error}")
+        reason = f"{node.name}: NVLinks were not read: {error}"
+        yield node_result(CHECK, node.rank, status, reason, action=node.how_to_record)
         return
     if machine is None and not any(speed for speeds in links.values() for speed in speeds):
         yield node_result(CHECK, node.rank, Status.skipped, f"{node.name}: has no NVLinks")
@@ -111,7 +109,7 @@ def _judge_links(
 
 
 def _errors(node: NodeGpus) -> Iterator[CheckResult]:
-    """Counters of errors: they count since the driver was loaded, so they are reported alone."""
+    """Error counters: they count since the driver was loaded, so they are only reported."""
     try:
         found = list(parse_link_errors(node.text_of("link_errors")))
     except NotThisOutput:
@@ -122,7 +120,7 @@ def _errors(node: NodeGpus) -> Iterator[CheckResult]:
         yield node_result(
             CHECK, node.rank, Status.recorded, reason,
             metric="NVLink errors", observed=sum(each[3] for each in found), unit="errors",
-            evidence=lines, required=False,
+            evidence=lines,
         )  # fmt: skip
 
 
@@ -136,7 +134,7 @@ CHECK = Check(
     how="nvidia-smi nvlink -s and -e, nvidia-smi -q: fabric",
     evidence="the links of every GPU",
     references="the accelerator's row (gpu_links, gpu_link_gb_per_s); without a machine the other"
-    " GPUs of the node. Error counters are reported, and decide nothing",
+    " GPUs of the node. Error counters are only reported",
     meaning="traffic between the GPUs of a node is slower, or goes over PCIe",
     action="drain the node; reset its GPUs; if a link stays down, have it repaired",
     judge=judge,

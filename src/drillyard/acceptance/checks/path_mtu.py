@@ -7,29 +7,28 @@ from collections.abc import Iterator
 from typing import Any
 
 from drillyard.acceptance.check import Check, Expected, Level
-from drillyard.acceptance.checks.blame import blame
+from drillyard.acceptance.checks.blame import failed_pairs
 from drillyard.acceptance.checks.mesh_evidence import (
-    listed,
     member,
     network_of,
     not_between_nodes,
     number,
     unanswered,
-    undirected,
 )
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.results import CheckResult, Status
 
 _ETHERNET = 1500
-"""Bytes: what an Ethernet network has unless somebody changes it (RFC 894)."""
+"""Bytes: the default of Ethernet (RFC 894)."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per interface that differs, per node or pair with a smaller path, and for all."""
-    if (nothing := not_between_nodes(evidence, CHECK.name, "MTU", "network")) is not None:
+    if (nothing := not_between_nodes(evidence, CHECK, "network")) is not None:
         yield nothing
         return
-    yield from unanswered(evidence, CHECK.name, "MTU", "network")
+    yield from unanswered(evidence, CHECK, "network")
     found = network_of(evidence, "mtu")
     odd = yield from _interfaces(evidence, expected, found)
     good: set[tuple[int, int]] = set()
@@ -40,24 +39,23 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             path, own, kernel = (_bytes(each, key) for key in ("path", "interface", "kernel"))
             way = f"from {evidence.name_of(rank)} to {evidence.name_of(other)}"
             if path is None or own is None:
-                why = member(each, "error") or "no packet of any size was answered"
-                yield _result((rank, other), Status.incomplete, f"{way}: {why}")
+                why = member(each, "error") or "no packet was answered"
+                yield CHECK.result((rank, other), Status.incomplete, f"{way}: {why}")
             elif path >= own or (kernel is not None and kernel <= path):
                 paths.append(path)
                 good.add((rank, other))
             else:
                 bad[rank, other] = (
-                    f"{way} packets of more than {path} bytes are lost without a word, and the"
-                    f" interface sends {own}"
+                    f"{way} packets of more than {path} bytes are lost silently; the interface"
+                    f" sends {own}"
                 )
-    yield from _lost(evidence, good, bad, odd)
+    # A pair with an interface that differs has its result already.
+    lost = {pair: text for pair, text in bad.items() if odd.isdisjoint(pair)}
+    yield from failed_pairs(CHECK, evidence, good, lost, "between")
     if paths and not bad and not odd:
-        yield _result(
-            tuple(sorted(found)),
-            Status.passed,
-            f"packets of {min(paths)} bytes reach all of {len(found)} nodes whole",
-            observed=min(paths),
-        )
+        reason = f"packets of {min(paths)} bytes reach all of {len(found)} nodes whole"
+        nodes = tuple(sorted(found))
+        yield CHECK.result(nodes, Status.passed, reason, observed=min(paths), unit="bytes")
 
 
 def _interfaces(
@@ -77,13 +75,11 @@ def _interfaces(
     odd = {rank: mtu for rank, mtu in own.items() if wanted is not None and mtu != wanted}
     for rank, mtu in odd.items():
         reason = f"the interface of {evidence.name_of(rank)} has an MTU of {mtu}, not {wanted}"
-        yield _result(
-            (rank,), Status.fail, f"{reason} as {source}", (rank,), observed=mtu, wanted=wanted
-        )
+        yield _interface(rank, f"{reason} as {source}", mtu, wanted)
     if wanted is None and len(set(own.values())) > 1:
         listing = ", ".join(f"{evidence.name_of(rank)} {mtu}" for rank, mtu in own.items())
-        reason = f"interfaces have different MTUs, and nothing says which is right: {listing}"
-        yield _result(tuple(own), Status.fail, reason)
+        reason = f"interfaces have different MTUs, and which is right is not known: {listing}"
+        yield CHECK.result(tuple(own), Status.fail, reason)
         return set(own)
     return set(odd)
 
@@ -97,8 +93,14 @@ def _changed(
         if (was := before.get(name)) is not None and was != mtu:
             odd.add(rank)
             reason = f"the interface of {name} has an MTU of {mtu}, and had {was} in the baseline"
-            yield _result((rank,), Status.fail, reason, (rank,), observed=mtu, wanted=was)
+            yield _interface(rank, reason, mtu, was)
     return odd
+
+
+def _interface(rank: int, reason: str, mtu: int, wanted: int | None) -> CheckResult:
+    return node_result(
+        CHECK, rank, Status.fail, reason, observed=mtu, unit="bytes", expected=f"{wanted} bytes"
+    )
 
 
 def _usual(own: dict[int, int]) -> int | None:
@@ -126,52 +128,6 @@ def _bytes(found: object, key: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _lost(
-    evidence: AcceptanceEvidence,
-    good: set[tuple[int, int]],
-    bad: dict[tuple[int, int], str],
-    odd: set[int],
-) -> Iterator[CheckResult]:
-    # A pair with an interface that differs has its result already.
-    bad = {pair: text for pair, text in bad.items() if odd.isdisjoint(pair)}
-    found = blame(
-        (undirected(*pair) for pair in good if pair[::-1] not in bad),
-        (undirected(*pair) for pair in bad),
-    )
-    for rank in found.nodes:
-        texts = [text for pair, text in bad.items() if rank in pair]
-        others = sorted({each for pair in bad if rank in pair for each in pair} - {rank})
-        reason = f"between {evidence.name_of(rank)} and {listed(evidence, others)}: {texts[0]}"
-        yield _result((rank,), Status.fail, reason, (rank,), tuple(texts[:10]))
-    for a, b in found.links:
-        texts = [bad[pair] for pair in ((a, b), (b, a)) if pair in bad]
-        yield _result((a, b), Status.fail, texts[0], (), tuple(texts))
-
-
-def _result(
-    nodes: tuple[int, ...],
-    status: Status,
-    reason: str,
-    culprits: tuple[int, ...] = (),
-    lines: tuple[str, ...] = (),
-    observed: int | None = None,
-    wanted: int | None = None,
-) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="MTU",
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        unit="bytes",
-        expected="" if wanted is None else f"{wanted} bytes",
-        action=CHECK.action if status is Status.fail else "",
-        culprits=culprits,
-        evidence=lines,
-    )
-
-
 CHECK = Check(
     name="path-mtu",
     title="Path MTU",
@@ -187,4 +143,5 @@ CHECK = Check(
     " connections open, and hang once they carry data",
     action="set the MTU of interface and switch port to that of the other nodes",
     judge=judge,
+    metric="MTU",
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import GpuFinding, NodeGpus, judge_gpus, unreadable
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.hardware.facts import cited
 

@@ -8,6 +8,7 @@ from statistics import median
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.device_rates import OF_BASELINE, OF_OTHERS, OF_PEERS
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.rank_values import RanksOfProbe, mapping, numbers, ranks_of, without_ranks
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 
@@ -23,11 +24,9 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         reason = "copies between devices were not asked for"
     if reason is not None:
         nodes = tuple(each.rank for each in evidence.nodes)
-        yield CheckResult(
-            check=CHECK.name, metric="peers", nodes=nodes, status=Status.skipped, reason=reason
-        )
+        yield CHECK.result(nodes, Status.skipped, reason)
         return
-    yield from without_ranks(evidence, CHECK.name, "peers", found, "copies between devices")
+    yield from without_ranks(evidence, CHECK, "peers", found, "copies between devices")
     before = _baseline(expected.baseline)
     for one in found:
         for node in one.observation.nodes:
@@ -57,7 +56,7 @@ def _judge_node(
     if not ranks:
         return
     if not any(each.on_gpu for each in ranks):
-        reason = f"{name}: its ranks have no accelerator"
+        reason = f"{name}: its ranks run on CPUs"
         yield _result(node, Status.skipped, reason)
         return
     wanted = evidence.processes_per_node * (evidence.processes_per_node - 1)
@@ -119,19 +118,8 @@ def _result(
     observed: float | None = None,
     threshold: Threshold | None = None,
 ) -> CheckResult:
-    failed = status is Status.fail
-    return CheckResult(
-        check=CHECK.name,
-        metric="peers",
-        nodes=(node,),
-        status=status,
-        reason=reason,
-        observed=observed,
-        unit="GB/s",
-        threshold=threshold,
-        action=CHECK.action if failed else "",
-        culprits=(node,) if failed else (),
-    )
+    figure = {"observed": observed, "unit": "GB/s", "threshold": threshold}
+    return node_result(CHECK, node, status, reason, **figure)
 
 
 CHECK = Check(

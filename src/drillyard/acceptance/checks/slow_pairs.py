@@ -1,7 +1,7 @@
 """What makes pairs of nodes slow: a node, a link, a rack or all of the fabric.
 
-The conclusion is that of `node/search.py`, from the same results by which node 0 chose the pairs of
-each round. A node is blamed only where that is proven.
+The conclusion is that of `pair_conclusions.py`, from the same results by which node 0 chose the
+pairs of each round. A node is blamed only where that is proven.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.checks.collectives import collective_result
 from drillyard.acceptance.collective_evidence import PROBES, measured_collectives
 from drillyard.acceptance.evidence import AcceptanceEvidence
-from drillyard.acceptance.node.search import Conclusion, PairResult, conclude
+from drillyard.acceptance.node.search import PairResult
+from drillyard.acceptance.pair_conclusions import Conclusion, conclude
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.acceptance.thresholds import UNIT
 
@@ -34,25 +35,18 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         for each in conclusions:
             yield _result(collective, each, evidence)
         if not conclusions:
-            yield CheckResult(
-                check=CHECK.name,
+            yield CHECK.result(
+                tuple(ranks),
+                Status.passed,
+                f"no pair of nodes is slow at {collective}",
                 metric=f"{collective} between pairs",
-                nodes=tuple(ranks),
-                status=Status.passed,
-                reason=f"no pair of nodes is slow at {collective}",
                 # Without a threshold equally slow pairs would pass as well.
                 required=all(each.passed for each in results),
             )
     if not by_collective:
         alone = evidence.expected_nodes == 1
-        yield CheckResult(
-            check=CHECK.name,
-            metric="pairs",
-            nodes=(),
-            status=Status.skipped,
-            reason="there is one node" if alone else "no pair of nodes was measured",
-            required=False,
-        )
+        reason = "there is one node" if alone else "no pair of nodes was measured"
+        yield CHECK.result((), Status.skipped, reason, metric="pairs")
 
 
 def pair_results(evidence: AcceptanceEvidence, expected: Expected) -> dict[str, list[PairResult]]:
@@ -85,17 +79,15 @@ def _result(collective: str, conclusion: Conclusion, evidence: AcceptanceEvidenc
         for each in conclusion.evidence[:_MOST_EVIDENCE]
     ]
     proven = conclusion.proven
-    return CheckResult(
-        check=CHECK.name,
+    return CHECK.result(
+        conclusion.nodes,
+        Status.fail if proven else Status.recorded,
+        f"{what} {'' if proven else '(not proven) '}{conclusion.reason}",
         metric=f"{collective} between pairs",
-        nodes=conclusion.nodes,
-        status=Status.fail if proven else Status.recorded,
-        reason=f"{what} {'' if proven else '(not proven) '}{conclusion.reason}",
         expected=conclusion.kind,
-        action=_ACTIONS[conclusion.kind] if proven else "run accept again to tell",
+        action=_ACTIONS[conclusion.kind] if proven else "run accept again",
         culprits=conclusion.nodes if proven and conclusion.kind == "node" else (),
         evidence=tuple(pairs),
-        required=proven,
     )
 
 

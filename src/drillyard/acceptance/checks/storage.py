@@ -58,7 +58,7 @@ def _errors(evidence: AcceptanceEvidence, step: list[Observation]) -> Iterator[C
             yield _result((rank,), "read", Status.fail, f"{name}: {wrong}", culprits=(rank,))
         if number(_rate(seen, "write")) is None:
             culprits = (rank,) if len(worked) >= 2 else ()
-            why = seen.error or "what the probe printed has no rate"
+            why = seen.error or "the probe printed no rate"
             status = Status.fail if seen.error else Status.incomplete
             yield _result((rank,), "write", status, f"{name}: {why}", culprits=culprits)
 
@@ -79,7 +79,7 @@ def _written(
     reason = f"{what}, {size / 1e9:.3g} GB each with fsync"
     if threshold is None:
         kind = member(step[0].values, "filesystem")
-        reason = f"{reason}; nothing is known of this storage ({kind})"
+        reason = f"{reason}; no reference for this storage ({kind})"
         yield _result(ranks, metric, Status.recorded, reason, observed)
         return
     status = Status.passed if observed >= threshold.value else Status.warn
@@ -164,23 +164,10 @@ def _result(
     reason: str,
     observed: float | None = None,
     threshold: Threshold | None = None,
-    *,
-    unit: str = "GB/s",
-    culprits: tuple[int, ...] = (),
+    **more: Any,
 ) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric=metric,
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        unit=unit,
-        threshold=threshold,
-        action=CHECK.action if status in (Status.fail, Status.warn) else "",
-        culprits=culprits,
-        required=status is not Status.recorded,
-    )
+    values = {"observed": observed, "unit": "GB/s", "threshold": threshold, **more}
+    return CHECK.result(nodes, status, reason, metric=metric, **values)
 
 
 CHECK = Check(

@@ -3,7 +3,7 @@
 In data-parallel steps all ranks take the same time, since each waits for the slowest. What differs
 is the local time until a rank's own backward pass has ended: the straggler has the longest, and
 waits least. It is compared with the faster half of all ranks, over all blocks of steps of the
-training probe; without the one block that was worst for it, so that one accident names nobody.
+training probe; without the one block that was worst for it, so that one slow block blames no rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
+from drillyard.acceptance.node_results import node_result
 from drillyard.acceptance.rank_values import RankValues, ranks_of, without_ranks
 from drillyard.acceptance.results import CheckResult, Status, Threshold
 from drillyard.acceptance.training_phases import Phase, phases_of
@@ -21,6 +22,7 @@ LIMITS = {"accelerator": 1.1, "processor": 1.3, "shared processor": 2.0}
 """Longest local time over that of the faster half: 5 % apart is normal within a node
 (ml-engineering); hosts that were 10 % slow cost MegaScale (arXiv 2402.15627) 0.7 % of MFU. A CPU
 shares its caches with other processes; where the wait for a core is not left out, the core, too."""
+_UNIT = "times the faster ranks"
 SLOW_STEP = 1.5
 """A step over so many medians counts as slow (nccl-tests' analysis of repeats takes the same)."""
 
@@ -28,12 +30,12 @@ SLOW_STEP = 1.5
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result for every straggler, or one for all ranks."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
-    yield from without_ranks(evidence, CHECK.name, "local time", found, "training")
+    yield from without_ranks(evidence, CHECK, CHECK.metric, found, "training")
     for one in found:
         ranks = {each: phases_of(each) for each in one.ranks}
         if not one.skipped and len(ranks) == 1:
             nodes = one.observation.nodes
-            yield _result(nodes, Status.skipped, "there is one rank")
+            yield CHECK.result(nodes, Status.skipped, "there is one rank")
         elif ranks:
             yield from _judge_ranks(evidence, ranks)
 
@@ -44,7 +46,7 @@ def _judge_ranks(
     nodes = tuple(sorted({each.node for each in ranks}))
     blocks = {each: _local_blocks(phases) for each, phases in ranks.items()}
     if len({len(each) for each in blocks.values()}) != 1 or not next(iter(blocks.values())):
-        yield _result(nodes, Status.incomplete, "the ranks' blocks of steps do not agree")
+        yield CHECK.result(nodes, Status.incomplete, "the ranks' blocks of steps do not agree")
         return
     relative = _relative(blocks)
     limit, named = _limit_of(ranks), False
@@ -59,19 +61,17 @@ def _judge_ranks(
             f" local time of the faster ranks ({low:.2f} without its worst block), and waits"
             f" {waits[each]:.0%} of its steps"
         )
-        yield CheckResult(
-            check=CHECK.name,
-            metric="local time",
-            nodes=(each.node,),
-            status=Status.fail,
-            reason=reason,
+        yield node_result(
+            CHECK,
+            each.node,
+            Status.fail,
+            reason,
+            metric=CHECK.metric,
             observed=ratio,
             interval=(low, ratio),
-            unit="times the faster ranks",
+            unit=_UNIT,
             threshold=limit,
             device=each.local_rank,
-            action=CHECK.action,
-            culprits=(each.node,),
             evidence=tuple(
                 f"{evidence.name_of(one.node)} rank {one.local_rank}: local time"
                 f" {fmean(relative[one]):.2f}, waits {waits[one]:.0%}"
@@ -85,7 +85,10 @@ def _judge_ranks(
             f"the slowest of {len(relative)} ranks, {evidence.name_of(slowest.node)} rank"
             f" {slowest.local_rank}, takes {low:.2f} times the local time of the faster ones"
         )
-        yield _result(nodes, Status.passed, reason, low, (low, ratio), limit)
+        yield CHECK.result(
+            nodes, Status.passed, reason,
+            observed=low, interval=(low, ratio), unit=_UNIT, threshold=limit,
+        )  # fmt: skip
 
 
 def _local_blocks(phases: Sequence[Phase]) -> list[float]:
@@ -123,34 +126,13 @@ def _limit_of(ranks: Mapping[RankValues, object]) -> Threshold:
         clean = all(each.values.get("waiting_left_out") is True for each in ranks)
         kind = "processor" if clean else "shared processor"
     source = f"ranks on one kind of {kind} are closer"
-    return Threshold(LIMITS[kind], "times the faster ranks", False, source, reference=1.0)
-
-
-def _result(
-    nodes: tuple[int, ...],
-    status: Status,
-    reason: str,
-    observed: float | None = None,
-    interval: tuple[float, float] | None = None,
-    threshold: Threshold | None = None,
-) -> CheckResult:
-    return CheckResult(
-        check=CHECK.name,
-        metric="local time",
-        nodes=nodes,
-        status=status,
-        reason=reason,
-        observed=observed,
-        interval=interval,
-        unit="times the faster ranks" if observed is not None else "",
-        threshold=threshold,
-    )
+    return Threshold(LIMITS[kind], _UNIT, False, source, reference=1.0)
 
 
 def _judge_jitter(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """The spread of the steps that all ranks take together, as the first rank saw them."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
-    yield from without_ranks(evidence, JITTER.name, "step times", found, "training")
+    yield from without_ranks(evidence, JITTER, JITTER.metric, found, "training")
     for one in found:
         if not one.ranks:
             continue
@@ -158,13 +140,7 @@ def _judge_jitter(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[
         widest = max(phases, key=lambda phase: phase.ranks, default=None)
         steps = sorted(each for block, _ in (widest.blocks if widest else ()) for each in block)
         if not steps:
-            yield CheckResult(
-                check=JITTER.name,
-                metric="step times",
-                nodes=one.observation.nodes,
-                status=Status.incomplete,
-                reason="no steps were measured",
-            )
+            yield JITTER.result(one.observation.nodes, Status.incomplete, "no steps were measured")
             continue
         middle = median(steps)
         deviation = median(abs(each - middle) for each in steps)
@@ -175,16 +151,13 @@ def _judge_jitter(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[
             f" {p99 * 1e3:.4g}, median absolute deviation {deviation * 1e3:.3g};"
             f" {slow:.0%} take over {SLOW_STEP} medians"
         )
-        yield CheckResult(
-            check=JITTER.name,
-            metric="steps over 1.5 medians",
-            nodes=one.observation.nodes,
-            status=Status.recorded,
-            reason=reason,
+        yield JITTER.result(
+            one.observation.nodes, Status.recorded, reason,
+            metric=f"steps over {SLOW_STEP} medians",
             observed=slow,
             unit="share",
             evidence=(f"{p95 / middle:.3f} p95/p50", f"{p99 / middle:.3f} p99/p50"),
-        )
+        )  # fmt: skip
 
 
 CHECK = Check(
@@ -200,6 +173,7 @@ CHECK = Check(
     meaning="the rank makes all others wait: its device is throttled, or its host is slow",
     action="look at that device's clocks and at what else runs on its host",
     judge=judge,
+    metric="local time",
 )
 JITTER = Check(
     name="jitter",
@@ -214,4 +188,5 @@ JITTER = Check(
     meaning="steps vary: other traffic on the network, or hosts that do other work",
     action="compare with a run on one node",
     judge=_judge_jitter,
+    metric="step times",
 )

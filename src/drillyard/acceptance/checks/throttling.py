@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import GpuFinding, NodeGpus, judge_gpus, unreadable
-from drillyard.acceptance.nvidia_smi import Gpu
+from drillyard.acceptance.parsers.nvidia_smi import Gpu
 from drillyard.acceptance.results import CheckResult, Status
 
 _COOLING = "check fans, airflow and heat sink of the node"
@@ -24,7 +24,7 @@ _REASONS = {
         "end sync boost (nvidia-smi boost-slider)",
     ),
 }
-"""Idle, the power cap of full load and set clocks are no faults: Azure/azurehpc-health-checks."""
+"""Not faults: idle, the power cap under full load, set clocks. Azure/azurehpc-health-checks."""
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:

@@ -12,10 +12,9 @@ from drillyard.acceptance.node_results import (
     majority,
     named,
     node_result,
-    nothing_recorded,
 )
-from drillyard.acceptance.nvidia_smi import NotThisOutput
-from drillyard.acceptance.nvidia_smi_links import parse_topology
+from drillyard.acceptance.parsers.errors import NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_links import parse_topology
 from drillyard.acceptance.results import CheckResult, Status
 
 Matrix = tuple[tuple[str, ...], ...]
@@ -23,11 +22,8 @@ Matrix = tuple[tuple[str, ...], ...]
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per node, and one where nodes differ."""
-    nodes = list(gpus_of(evidence))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
     matrices: dict[int, Matrix] = {}
-    for node in nodes:
+    for node in gpus_of(evidence):
         if node.lacks("topology"):
             yield not_in_file(CHECK, node)
             continue
@@ -39,7 +35,7 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
             devices, rows, _ = parse_topology(node.text_of("topology"))
         except NotThisOutput as error:
             why = f"{node.name}: nvidia-smi topo -m: {error}"
-            yield node_result(CHECK, node.rank, Status.incomplete, why)
+            yield node_result(CHECK, node.rank, Status.incomplete, why, action=node.how_to_record)
             continue
         matrices[node.rank] = tuple((device, *rows[device]) for device in devices)
         yield _judge_node(node, devices, rows, expected)

@@ -81,7 +81,7 @@ def _tokens_per_second(phase: Phase) -> Figure:
 def _judge_speed(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Tokens/s per device of each phase that has the work of its own devices."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
-    yield from without_ranks(evidence, SPEED.name, "tokens/s", found, "training")
+    yield from without_ranks(evidence, SPEED, "tokens/s", found, "training")
     speeds = speeds_of(evidence)
     yield from _without_speeds(evidence, SPEED, "tokens/s")
     before = speeds_of(expected.baseline) if expected.baseline is not None else []
@@ -256,7 +256,7 @@ def scaling_of(speeds: Speeds, per_node: int) -> dict[str, float]:
 def _judge_scaling(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """Every efficiency; without a baseline they are recorded."""
     found = [ranks_of(evidence, seen) for seen in evidence.of("training")]
-    yield from without_ranks(evidence, SCALING.name, "training scaling", found, "training")
+    yield from without_ranks(evidence, SCALING, "training scaling", found, "training")
     yield from _without_speeds(evidence, SCALING, "training scaling")
     before: dict[str, float] = {}
     if (baseline := expected.baseline) is not None:
@@ -291,18 +291,14 @@ def _result(
     threshold: Threshold | None = None,
     unit: str = "tokens/s",
 ) -> CheckResult:
-    return CheckResult(
-        check=check.name,
+    return check.result(
+        nodes, status, reason,
         metric=metric,
-        nodes=nodes,
-        status=status,
-        reason=reason,
         observed=None if figure is None else figure.middle,
         interval=None if figure is None else (figure.lowest, figure.highest),
         unit="" if figure is None else unit,
         threshold=threshold,
-        action=check.action if status is Status.fail else "",
-    )
+    )  # fmt: skip
 
 
 SPEED = Check(

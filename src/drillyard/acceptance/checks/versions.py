@@ -10,11 +10,10 @@ from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence, Observation
 from drillyard.acceptance.gpu_evidence import gpus_of
 from drillyard.acceptance.node_results import (
-    majority,
+    difference,
     named,
     node_observations,
     node_result,
-    nothing_recorded,
     why_not_observed,
 )
 from drillyard.acceptance.results import CheckResult, Status
@@ -36,15 +35,12 @@ _NAMES = {
 """The names of a stack's row, and those under which nodes show them. Others are requirements of
 Kubernetes, which the launch checks."""
 _FOR = re.compile(r"(\S+)(?: for (\S+))?")
-_ABSENT = "not there"
+_ABSENT = "missing"
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
     """One result per version that differs or is too old, else one for all nodes."""
     nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-        return
     versions = _versions(evidence, dict(nodes), expected.stack)
     clean = True
     for rank, seen in nodes:
@@ -63,10 +59,8 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckRes
         reason = f"{len(names)} versions are equal on {named(evidence, sorted(versions))}"
         if len(versions) == 1:
             reason = f"{named(evidence, list(versions))}: {len(names)} versions were read"
-        yield CheckResult(
-            check=CHECK.name, metric=CHECK.name, nodes=tuple(sorted(versions)),
-            status=Status.passed, reason=reason, observed=len(names), unit="versions",
-        )  # fmt: skip
+        figure = {"observed": len(names), "unit": "versions"}
+        yield CHECK.result(tuple(sorted(versions)), Status.passed, reason, **figure)
 
 
 def _versions(
@@ -92,24 +86,8 @@ def _differences(
     fixed = {_NAMES[key] for key in _fixed(stack) if key in _NAMES}
     for name in sorted({name for each in versions.values() for name in each}):
         values = {rank: each.get(name, _ABSENT) for rank, each in versions.items()}
-        if len(set(values.values())) == 1:
-            continue
-        common = majority(values)
-        odd = tuple(rank for rank, value in values.items() if value != common)
-        shown = "; ".join(f"{evidence.name_of(rank)} {values[rank]}" for rank in odd[:8])
-        others = f"; the others {common}" if common is not None else ""
-        is_fixed = name in fixed
-        yield CheckResult(
-            check=CHECK.name,
-            metric=name,
-            nodes=odd,
-            status=Status.fail if is_fixed else Status.warn,
-            reason=f"{name} differs: {shown}{others}",
-            observed=values[odd[0]],
-            expected=common or "",
-            action=CHECK.action,
-            culprits=odd if is_fixed and common is not None else (),
-        )
+        if (one := difference(CHECK, evidence, name, values, fails=name in fixed)) is not None:
+            yield one
 
 
 def _fixed(stack: NetworkStack | None) -> set[str]:
@@ -184,8 +162,8 @@ CHECK = Check(
     measures="versions of kernel, driver, CUDA, NCCL, network plugin, firmware, and services",
     how="files, packages and tools of each node",
     evidence="what each node shows",
-    references="the network stack's row (versions, requires, coupled_versions); for all else most"
-    " of the nodes. A difference that the row does not fix warns",
+    references="the network stack's row (versions, requires, coupled_versions); for all else what"
+    " most nodes have. A difference that the row does not fix warns",
     meaning="nodes were set up at different times; a job may hang or run slowly",
     action="install on the odd node what the others have",
     judge=judge,

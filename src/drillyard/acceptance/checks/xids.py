@@ -9,14 +9,13 @@ from typing import Any
 from drillyard.acceptance.check import Check, Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
 from drillyard.acceptance.gpu_evidence import gpus_of
-from drillyard.acceptance.kernel_log import XidEvent, parsed_lines, xid_events
 from drillyard.acceptance.kernel_log_evidence import PROBE, log_of, seconds_of, unreadable_log
 from drillyard.acceptance.node_results import (
     has_gpus,
     node_observations,
     node_result,
-    nothing_recorded,
 )
+from drillyard.acceptance.parsers.kernel_log import XidEvent, parsed_lines, xid_events
 from drillyard.acceptance.results import CheckResult, Status
 from drillyard.hardware.xids import XidAction, find_xid
 
@@ -24,23 +23,20 @@ _FATAL_SWITCH = "drain and restart the node; if it comes back, have the NVSwitch
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
-    """One result per GPU and number, and one per node without a number that asks for work on it."""
+    """One result per GPU and number, and one per node that passes."""
     addresses = {
         node.rank: {gpu.bus_id: gpu.index for gpu in node.table.gpus} if node.table else {}
         for node in gpus_of(evidence)
     }
-    nodes = list(node_observations(evidence, PROBE))
-    if not nodes and evidence.recorded:
-        yield nothing_recorded(CHECK)
-    for rank, seen in nodes:
+    for rank, seen in node_observations(evidence, PROBE):
         name = evidence.name_of(rank)
         log = log_of(seen)
         if isinstance(log, str):
             if not has_gpus(expected) and not addresses.get(rank):
-                why = f"{name}: has no GPUs that are known of"
+                why = f"{name}: has no known GPUs"
                 yield node_result(CHECK, rank, Status.skipped, why)
             else:
-                yield unreadable_log(CHECK, rank, name, log)
+                yield unreadable_log(CHECK, rank, name, log, recorded=evidence.recorded)
             continue
         yield from _judge_node(rank, name, log, addresses.get(rank, {}), expected)
 
@@ -70,7 +66,7 @@ def _judge_node(
             row = find_xid(number)
             if row is None:
                 clean = False
-                reason = f"{name}: {where}: Xid {number} {when}, which is not in the table of Xids"
+                reason = f"{name}: {where}: Xid {number} {when}, an unknown Xid"
                 remedy = "look the number up in NVIDIA's Xid catalog"
                 yield node_result(CHECK, rank, Status.incomplete, reason, action=remedy, **common)
                 continue
@@ -83,9 +79,8 @@ def _judge_node(
             CHECK,
             rank,
             Status.fail if blamed else Status.recorded,
-            text if blamed else f"{text}: no fault of the node",
+            text if blamed else f"{text}: not the node's fault",
             action=f"{action}: {remedy}",
-            required=blamed,
             **common,
         )
     if clean:

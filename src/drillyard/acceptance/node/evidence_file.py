@@ -6,6 +6,7 @@ the document, if the nodes share the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -25,8 +26,13 @@ def write_evidence(path: Path, evidence: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     text = json.dumps(evidence, separators=(",", ":"))
-    partial.write_text(f"{text}\n", encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(f"{text}\n", encoding="utf-8")
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def add_loss_of_node_0(path: Path, submission: str, address: str, port: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from .messages import (
     BEAT_SECONDS,
-    MOST_BYTES,
+    HELLO_SECONDS,
     SILENT_SECONDS,
     NodeConnection,
     is_proof,
@@ -27,7 +27,6 @@ from .messages import (
     proof,
 )
 
-HELLO_SECONDS = 10.0
 _MOST_STRANGERS = 64
 """Connections beside one per node that may wait to join."""
 _MOST_CHARACTERS = 255
@@ -134,7 +133,7 @@ class JobMembers:
 
     def _serve(self, connection: NodeConnection) -> None:
         rank: int | None = None
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             rank = self._greet(connection)
         with self._changed:
             if connection in self._strangers:
@@ -179,8 +178,7 @@ class JobMembers:
                 connection.send({"refused": late})
                 return None
             connection.send(answer)
-            connection.longest = MOST_BYTES
-            connection.socket.settimeout(SILENT_SECONDS)
+            connection.joined(SILENT_SECONDS)
             self.identities[rank] = {
                 "rank": rank,
                 "name": _printable(hello.get("name")),

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from .messages import HELLO_BYTES, listen, pause
+from .messages import HELLO_SECONDS, listen, pause, read_line
 
 QUESTION = struct.Struct("!4sQ28x")
 """A question over UDP: `time` or `size`, and its number. `size` has more bytes after it."""
@@ -81,33 +81,46 @@ class MeshServer:
 
     def _serve(self, connected: socket.socket) -> None:
         try:
-            with connected, contextlib.suppress(OSError, ValueError):
+            with connected, contextlib.suppress(OSError):
                 connected.settimeout(_CONNECTION_SECONDS)
                 connected.sendall(json.dumps({"node": self._rank}).encode() + b"\n")
-                if request := read_line(connected):
-                    self._carry(connected, json.loads(request))
+                self._carry(connected, *_request(read_line(connected, HELLO_SECONDS)))
         finally:
             self._slots.release()
 
-    def _carry(self, connected: socket.socket, asked: Any) -> None:
+    def _carry(self, connected: socket.socket, asked: str, seconds: float) -> None:
         """`receive`: take data in for so many seconds, then tell how many came; `send`: send."""
-        if isinstance(asked, dict) and "receive" in asked:
-            counts = received(connected, min(float(asked["receive"]), _CONNECTION_SECONDS))
+        if asked == "receive":
+            counts = received(connected, seconds)
             connected.sendall(json.dumps({"bytes": counts}).encode() + b"\n")
             # Closed with data unread, the connection would be reset before the answer is read.
             received(connected, _LINGER_SECONDS)
-        elif isinstance(asked, dict) and "send" in asked:
-            send_for(connected, min(float(asked["send"]), _CONNECTION_SECONDS))
+        elif asked == "send":
+            send_for(connected, seconds)
 
 
-def read_line(connected: socket.socket) -> bytes:
-    """The next line, and nothing of what follows: that may be data."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < HELLO_BYTES:
-        if not (byte := connected.recv(1)):
-            break
-        line += byte
-    return line
+def _request(line: bytes) -> tuple[str, float]:
+    """What a line asks for, and for how many seconds; nothing for a line that is not a request."""
+    try:
+        ((asked, seconds),) = json.loads(line).items()
+        return asked, min(max(0.0, float(seconds)), _CONNECTION_SECONDS)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return "", 0.0
+
+
+def greeting(connected: socket.socket, seconds: float) -> dict[str, Any]:
+    """What the program at the other end says of itself. Raises OSError, and ValueError for another
+    program."""
+    line = read_line(connected, seconds)
+    if not line:
+        raise ConnectionError("ended the connection: another program, or too many connections")
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise ValueError("another program answers there")
+    return said
 
 
 def received(connected: socket.socket, seconds: float) -> list[int]:

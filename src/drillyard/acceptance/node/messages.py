@@ -14,12 +14,14 @@ import select
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16 << 20
 """Of one message of a node that has joined: an observation of a thousand ranks has about 1 MB."""
 HELLO_BYTES = 4096
+HELLO_SECONDS = 10.0
 """Of one message before."""
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 20.0
@@ -27,13 +29,13 @@ SILENT_SECONDS = 20.0
 
 
 class NodeConnection:
-    """A connected socket that carries messages. Any thread may send. Without a message for
-    `silent_seconds` it is lost."""
+    """A connected socket that carries messages. Any thread may send. Until both sides have joined,
+    a message has `hello_seconds` in all and HELLO_BYTES."""
 
-    def __init__(self, connected: socket.socket, silent_seconds: float = SILENT_SECONDS) -> None:
+    def __init__(self, connected: socket.socket, hello_seconds: float = HELLO_SECONDS) -> None:
         self.socket = connected
-        self.longest = HELLO_BYTES
-        connected.settimeout(silent_seconds)
+        self._hello_seconds: float | None = hello_seconds
+        connected.settimeout(hello_seconds)
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lines = connected.makefile("rb")
@@ -45,12 +47,22 @@ class NodeConnection:
         with self._sending:
             self.socket.sendall(line)
 
+    def joined(self, silent_seconds: float) -> None:
+        """From now on messages may be long; after `silent_seconds` without a byte it is lost."""
+        self._hello_seconds = None
+        self.socket.settimeout(silent_seconds)
+
     def receive(self) -> dict[str, Any]:
         """The next message. Raises OSError where the connection ended or was silent for too long,
         and ValueError for what is not a message."""
-        line = self._lines.readline(self.longest)
+        if self._hello_seconds is None:
+            longest = MOST_BYTES
+            line = self._lines.readline(longest)
+        else:
+            longest = HELLO_BYTES
+            line = read_line(self.socket, self._hello_seconds)
         if not line.endswith(b"\n"):
-            if len(line) == self.longest:
+            if len(line) == longest:
                 raise ValueError("sent a message that is too long")
             raise ConnectionError("its connection ended")
         try:
@@ -66,6 +78,23 @@ class NodeConnection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def read_line(connected: socket.socket, seconds: float) -> bytes:
+    """The next line, or what came of it before HELLO_BYTES or the end; nothing of what follows is
+    read. Raises OSError where it is not complete within `seconds`, however slowly it comes."""
+    deadline = time.monotonic() + seconds
+    line = b""
+    while not line.endswith(b"\n") and len(line) < HELLO_BYTES:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("timed out")
+        connected.settimeout(left)
+        if not (byte := connected.recv(1)):
+            break
+        line += byte
+    connected.settimeout(seconds)
+    return line
 
 
 def lost_reason(error: Exception, seconds: float = SILENT_SECONDS) -> str:

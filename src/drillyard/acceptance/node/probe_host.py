@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
-import tempfile
 from typing import Any
 
 from drillyard.host_tools import num_gpus, read_small
@@ -20,9 +20,14 @@ _LIMITS = {
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:
     """What is there; what cannot be read is null. Sizes in bytes, limits null where unlimited.
 
-    `disks`: paths to look at beside /, /tmp and the working directory.
+    `disks`: paths to look at beside /, /tmp, TMPDIR and the working directory.
     """
-    disks = dict.fromkeys(["/", tempfile.gettempdir(), os.getcwd(), *arguments.get("disks", [])])
+    # Not tempfile.gettempdir(): where /tmp is full it is another directory.
+    disks = dict.fromkeys(["/", "/tmp", *arguments.get("disks", [])])  # noqa: S108 - looked at
+    if temporary := os.environ.get("TMPDIR"):
+        disks[temporary] = None
+    with contextlib.suppress(OSError):
+        disks[os.getcwd()] = None
     return {
         "accelerators": num_gpus(),
         "cores": len(os.sched_getaffinity(0)),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from typing import Any
+
+from drillyard.host_tools import memory_file
 
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",
@@ -58,7 +59,7 @@ def _find(name: str) -> str | None:
 def _run(command: list[str], seconds: float) -> tuple[int | None, str, str | None]:
     """The exit code, what was printed, and why it was ended; what it started ends with the
     probe."""
-    with tempfile.TemporaryFile() as printed:
+    with memory_file() as printed:
         error = None
         try:
             process = subprocess.Popen(

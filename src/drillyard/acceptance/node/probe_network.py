@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import os
 import socket
 import tempfile
@@ -16,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .interfaces import interface_of
-from .mesh_server import ANSWER, QUESTION
-from .messages import HELLO_BYTES
+from .mesh_server import ANSWER, QUESTION, greeting
 from .path_mtu import path_mtu
 
 _THREADS = 8
@@ -93,18 +91,11 @@ def _together(
         entry[key] = results.get(at)
 
 
-def greeting_of(address: str, port: int, seconds: float = _CONNECT_SECONDS) -> dict[str, Any]:
-    """What the program at a port says of itself. Raises OSError, and ValueError for another
+def _node_at(address: str, port: int, seconds: float = _CONNECT_SECONDS) -> Any:
+    """The rank that the program at a port says it is. Raises OSError, and ValueError for another
     program."""
     with socket.create_connection((address, port), timeout=seconds) as connected:
-        line = connected.makefile("rb").readline(4 * HELLO_BYTES)
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise ValueError("another program answers there")
-    return said
+        return greeting(connected, seconds).get("node")
 
 
 def _ports(peer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -117,7 +108,7 @@ def _ports(peer: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         began, error = time.monotonic(), None
         try:
-            said = greeting_of(peer["address"], port).get("node")
+            said = _node_at(peer["address"], port)
             if said != peer["rank"]:
                 error = f"answers as node {said}"
         except (OSError, ValueError) as failed:
@@ -205,7 +196,7 @@ def _name(peer: dict[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
     for address in found["addresses"][:2]:
         if found["reaches"] is None:
             with contextlib.suppress(OSError, ValueError):
-                found["reaches"] = greeting_of(address, peer["mesh_port"], 1.0).get("node")
+                found["reaches"] = _node_at(address, peer["mesh_port"], 1.0)
     return found
 
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drillyard.host_tools import memory_file
+
 from .messages import pause
 
 HERE = Path(__file__).resolve().parent
 MOST_OUTPUT_BYTES = 8 << 20
+_MOST_PRINTED_BYTES = 256 << 20
+"""It is in memory."""
 _SHOWN_CHARACTERS = 400
 _FOLLOW_SECONDS = 5.0
 _DEATH_SECONDS = 5.0
@@ -44,22 +47,27 @@ class ProbeProcesses:
         environments: Sequence[Mapping[str, str]],
         asked: str,
     ) -> None:
-        """Start one process per command, with `asked` on its standard input."""
+        """Start one process per command, with `asked` on its standard input. Raises OSError where
+        one cannot be started; then none runs."""
         self._stopped: str | None = None
         self._reaping = threading.Lock()
-        self._files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in commands]
-        self._processes = []
-        for command, environment, (out, error) in zip(commands, environments, self._files):
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=error,
-                    env={**os.environ, **environment},
-                    start_new_session=True,
+        self._files = [(memory_file(), memory_file()) for _ in commands]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for command, environment, (out, error) in zip(commands, environments, self._files):
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=error,
+                        env={**os.environ, **environment},
+                        start_new_session=True,
+                    )
                 )
-            )
+        except OSError:
+            self._kill()
+            raise
         for process in self._processes:
             threading.Thread(target=_feed, args=(process, asked.encode()), daemon=True).start()
 
@@ -70,6 +78,9 @@ class ProbeProcesses:
         while running := [each for each in self._processes if _runs(each)]:
             if time.monotonic() > deadline:
                 self.stop(f"did not end within {seconds:.0f} s and was killed")
+                break
+            if any(_size(file) > _MOST_PRINTED_BYTES for files in self._files for file in files):
+                self.stop(f"printed more than {_MOST_PRINTED_BYTES >> 20} MiB and was killed")
                 break
             if len(running) < len(self._processes) and any(map(_failed, self._processes)):
                 deadline = min(deadline, time.monotonic() + _FOLLOW_SECONDS)
@@ -111,6 +122,10 @@ class ProbeProcesses:
             return Ended(_object_in(printed), f"{why}: {last[:_SHOWN_CHARACTERS]}" if last else why)
         values = _object_in(printed)
         return Ended(values, None if values is not None else "printed no JSON object")
+
+
+def _size(file: Any) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _runs(process: subprocess.Popen[bytes]) -> bool:
@@ -161,7 +176,7 @@ def _object_in(printed: str) -> dict[str, Any] | None:
         if line.startswith("{"):
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
             return found if isinstance(found, dict) else None
     return None

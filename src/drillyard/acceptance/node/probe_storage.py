@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,24 @@ from typing import Any
 _BLOCK_BYTES = 8 << 20
 _FREE_SHARE = 0.5
 """The most of the free space that is written."""
+_SCRATCH = re.compile(r"scratch-\d+-\d+-[0-9a-f]{16}")
+_OWN_FILE = re.compile(r"data|f\d+")
+
+
+def scratch_name(rank: int, task: int, token: str) -> str:
+    """The name of a probe's directory. `token`: 16 hexadecimal digits that no other node's program
+    has."""
+    return f"scratch-{rank}-{task}-{token}"
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what an earlier job left where a node died: directories of probes, and only those with
+    nothing else in them."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            own = _SCRATCH.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+            if own and all(_OWN_FILE.fullmatch(name) for name in os.listdir(path)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .mesh_server import WINDOW_SECONDS, read_line, received, send_for
+from .mesh_server import WINDOW_SECONDS, greeting, received, send_for
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_BYTES = 1 << 16
@@ -38,8 +38,13 @@ def _connect(peer: dict[str, Any], asked: dict[str, Any]) -> socket.socket:
     connected = socket.create_connection(
         (peer["address"], peer["mesh_port"]), timeout=_CONNECT_SECONDS
     )
-    read_line(connected)
-    connected.sendall(json.dumps(asked).encode() + b"\n")
+    try:
+        if greeting(connected, _CONNECT_SECONDS).get("node") != peer["rank"]:
+            raise ValueError("another program answers there")
+        connected.sendall(json.dumps(asked).encode() + b"\n")
+    except BaseException:
+        connected.close()
+        raise
     return connected
 
 
@@ -54,7 +59,10 @@ def _forward(peer: dict[str, Any], seconds: float) -> list[int]:
 
 def _backward(peer: dict[str, Any], seconds: float) -> list[int]:
     with _connect(peer, {"send": seconds + 0.5}) as connected:
-        return received(connected, seconds)
+        counts = received(connected, seconds)
+    if not any(counts):
+        raise ConnectionError("ended the connection and sent nothing")
+    return counts
 
 
 def _all(streams: int, carry: Callable[[], list[int]]) -> list[list[int]]:
@@ -65,7 +73,7 @@ def _all(streams: int, carry: Callable[[], list[int]]) -> list[list[int]]:
     def run() -> None:
         try:
             counts.append(carry())
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(streams)]

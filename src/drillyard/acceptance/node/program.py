@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -23,7 +22,8 @@ from .members import JobMembers
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
-from .worker import SCRATCH, NodePlace, NotJoined, TorchPython, Worker, join
+from .probe_storage import remove_leftovers
+from .worker import NodePlace, NotJoined, TorchPython, Worker, join
 
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
@@ -31,6 +31,9 @@ _FINISH_SECONDS = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAUNCHED = "DRILLYARD_LAUNCH_ROUND"
 """Every launcher sets it for a command."""
+_SEGMENT_BYTES = 536
+"""Of connections to node 0, both ways: a path that loses large packets without a word must be
+reported, and not end the node's connection. Every IPv4 path carries so much (RFC 9293, 3.7.1)."""
 _SIGNAL_SECONDS = 0.5
 """Waits are cut in pieces: a signal between the interpreter's last look and the start of an endless
 wait would be seen only when that wait ends."""
@@ -80,7 +83,11 @@ def run_probe(name: str) -> int:
     """One probe: its arguments as JSON on standard input, what it found on standard output."""
     arguments = json.loads(sys.stdin.read() or "{}")
     module = importlib.import_module(f".probe_{name}", __package__)
-    print(json.dumps(module.probe(arguments)), flush=True)
+    try:
+        print(json.dumps(module.probe(arguments)), flush=True)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
@@ -109,6 +116,7 @@ def run_node(options: argparse.Namespace) -> int:
         if place.rank == 0:
             try:
                 listener = listen(place.master_port)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
             except OSError as error:
                 print(f"error: node 0 cannot listen: {error}", file=sys.stderr)
                 return 1
@@ -200,9 +208,7 @@ class NodeZero:
         self._thread.join(_FINISH_SECONDS)
 
     def _run(self) -> None:
-        for left in self._evidence.parent.glob(f"{SCRATCH}*"):
-            # Of an earlier job, where a node died.
-            shutil.rmtree(left, ignore_errors=True)
+        remove_leftovers(self._evidence.parent)
         try:
             self._missing = self._members.wait(float(self._schedule["join_seconds"]))
             self._write(UNFINISHED)

@@ -9,6 +9,7 @@ between devices are measured one device at a time, since a node's host memory is
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ import torch.distributed as dist
 LARGEST_FACTOR = 127
 EXACT_BELOW = 1 << 24
 """Whole numbers that fp32 holds exactly."""
+_DEVICE_ERROR = re.compile(r"(CUDA|HIP) error: (?!.*_STATUS_NOT_SUPPORTED)")
+"""How PyTorch begins the message of a device that fails (c10/cuda/CUDAException.cpp); that of a
+product which a library lacks begins alike (ATen/cuda/Exceptions.h)."""
 TIMED_SECONDS = 0.05
 MOST_CALLS = 1000
 """A repeat has as many calls as take TIMED_SECONDS."""
@@ -96,14 +100,17 @@ def _factor(seed: int, rows: int, columns: int) -> torch.Tensor:
 def matmul(
     rank: ProbeRank, clock: LocalClock, asked: dict[str, Any], repeats: int
 ) -> dict[str, Any]:
-    """The rate of an (m, k) by (k, n) product, in TFLOP/s per repeat."""
+    """The rate of an (m, k) by (k, n) product, in TFLOP/s per repeat; `unsupported` where PyTorch
+    has no such product for the device. Raises what a device raises that has no memory or fails."""
     m, n, k = (int(asked[each]) for each in "mnk")
     row: dict[str, Any] = {"type": asked["type"], "m": m, "n": n, "k": k}
     call = _fp8(rank, m, n, k) if asked["type"] == "fp8" else _plain(rank, asked["type"], m, n, k)
     try:
         call()
         rank.finish()
-    except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError) or _DEVICE_ERROR.match(str(error)):
+            raise
         return {**row, "unsupported": str(error).splitlines()[0][:200]}
     row["tflops"] = rounded([2.0 * m * n * k / each / 1e12 for each in _time(clock, call, repeats)])
     return row

@@ -32,11 +32,10 @@ from .messages import (
     proof,
 )
 from .probe_process import HERE, Ended, ProbeProcesses, probe_command
+from .probe_storage import scratch_name
 
 LEFT_BEHIND_SECONDS = 60.0
 """Without a message of node 0 for so long, a node ends."""
-SCRATCH = "scratch-"
-"""First letters of directories for probes."""
 _NAME_SECONDS = 2.0
 
 
@@ -111,7 +110,7 @@ def _shake_hands(
         raise NotJoined(str(answer["refused"]))
     if secret and not is_proof(answer.get("proof"), secret, "node 0", nonce):
         raise NotJoined("the program that answers does not know the secret of this run")
-    connection.longest = MOST_BYTES
+    connection.joined(LEFT_BEHIND_SECONDS)
 
 
 def _own_host() -> str:
@@ -142,7 +141,7 @@ class Worker:
     ) -> None:
         self._place, self._steps, self._connection = place, steps, connection
         self._directory, self._torch_python = directory, torch_python
-        self._watch = ClockWatch()
+        self._watch, self._token = ClockWatch(), os.urandom(8).hex()
         self._running: dict[int, ProbeProcesses] = {}
         self._held: list[socket.socket] = []
 
@@ -160,9 +159,13 @@ class Worker:
                     return 1
                 if "left_out" in message:
                     raise NotJoined(f"node 0 goes on without it: it {message['left_out']}")
-                if "end" in message:
-                    return int(message["end"])
-                self._follow(message)
+                try:
+                    if "end" in message:
+                        return int(message["end"])
+                    self._follow(message)
+                except (KeyError, TypeError, ValueError):
+                    print("error: node 0 sent something that it never sends", file=sys.stderr)
+                    return 1
         finally:
             self.stop("the job ended")
 
@@ -229,8 +232,9 @@ class Worker:
             return f"could not be started: {error}"
 
     def _scratch(self, task: dict[str, Any]) -> Path:
-        """A directory that a probe may make and fill. It is removed after it."""
-        return self._directory / f"{SCRATCH}{self._place.rank}-{task['task']}"
+        """A directory that a probe may make and fill. It is removed after it; no other program's
+        has its name."""
+        return self._directory / scratch_name(self._place.rank, task["task"], self._token)
 
     def _answer(self, task: dict[str, Any], processes: ProbeProcesses) -> None:
         ended: list[Ended] = processes.wait(float(self._steps[task["step"]]["seconds"]))
@@ -238,7 +242,11 @@ class Worker:
         shutil.rmtree(self._scratch(task), ignore_errors=True)
         for held in self._held if "ranks" in task else ():
             held.close()
-        self._say({"task": task["task"], "ended": [[each.values, each.error] for each in ended]})
+        answer = {"task": task["task"], "ended": [[each.values, each.error] for each in ended]}
+        if len(json.dumps(answer)) >= MOST_BYTES:
+            why = f"printed more than {MOST_BYTES >> 20} MiB, with the others on this node"
+            answer["ended"] = [[None, why]] * len(ended)
+        self._say(answer)
 
     def _free_port(self) -> int:
         """A port for the ranks of the next task. It stays bound, without listening, so that the

@@ -90,6 +90,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--directory", help="whether it can be written, and shows a nonce of another host"
     )
+    check.add_argument(
+        "--base", help="create nothing: where --directory is missing, look at this one"
+    )
+    check.add_argument("--project", help="a directory: whether it is there and can be written")
+    check.add_argument(
+        "--meet",
+        nargs=5,
+        metavar=("NAMES", "PORT", "SECRET", "OTHERS", "SECONDS"),
+        help="join the leader of these names, on one of 16 ports",
+    )
+    check.add_argument("--as-leader", action="store_true", help="let OTHERS join, for SECONDS")
     check.add_argument("--write-nonce", help="write a file .drillyard-NONCE into the directory")
     check.add_argument(
         "--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds"

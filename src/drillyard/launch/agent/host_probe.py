@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from drillyard.host_tools import gpu_models, num_gpus, run_tool
 from drillyard.supervise.sockets import can_bind
 
 from .job import LAUNCHED_FROM, read_job
+from .meeting import follow, lead
 from .ownership import problem_of
 from .protocol import NUM_PORTS
 from .startup import agents_here
@@ -31,13 +33,28 @@ def check(options: Namespace) -> int:
     facts: dict[str, Any] = {
         "clock": time.time(),
         "user": os.getuid(),
-        "gpus": num_gpus(),
-        "gpu_models": gpu_models(),
     }
+    meets_first = options.meet is not None and not options.as_leader
+    if meets_first:
+        # The one who leads has meanwhile written what the others look for.
+        facts["meeting"] = meeting_facts(options.meet, False)
     if options.directory is not None:
         facts["directory"] = directory_facts(
-            Path(options.directory), options.nonce, options.write_nonce
+            Path(options.directory),
+            options.nonce,
+            options.write_nonce,
+            Path(options.base) if options.base is not None else None,
         )
+    if options.meet is not None and not meets_first:
+        facts["meeting"] = meeting_facts(options.meet, True)
+    facts["gpus"], facts["gpu_models"] = num_gpus(), gpu_models()
+    if options.project is not None:
+        project = Path(options.project)
+        facts["project"] = {
+            "path": options.project,
+            "is_there": project.is_dir(),
+            "writable": os.access(project, os.W_OK),
+        }
     if options.port is not None:
         facts["ports_free"] = [
             port for port in range(options.port, options.port + NUM_PORTS) if can_bind(port)
@@ -60,13 +77,26 @@ def check(options: Namespace) -> int:
     return 0
 
 
-def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
-    """Check whether a directory can be written (it is created if it is missing), and whether other
-    hosts share it.
+def meeting_facts(words: Sequence[str], as_leader: bool) -> dict[str, Any]:
+    """Lead or follow. `words`: the leader's names with commas between, first port, secret, number
+    of others, seconds of the leader."""
+    names, port, secret, others, seconds = words
+    if as_leader:
+        return lead(int(port), secret.encode(), int(others), float(seconds))
+    return follow(names.split(","), int(port), secret.encode())
+
+
+def directory_facts(
+    directory: Path, nonce: str | None, write_nonce: str | None, base: Path | None = None
+) -> dict[str, Any]:
+    """Check whether a directory can be written, and whether other hosts share it. It is created if
+    it is missing; with `base`, which must be there, that takes its place and nothing is created.
 
     `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for
     ten seconds, since network file systems may show it late.
     """
+    if base is not None and not directory.is_dir():
+        directory = base
     facts: dict[str, Any] = {
         "path": str(directory),
         "writable": False,
@@ -75,7 +105,10 @@ def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None)
         "free_bytes": None,
     }
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if base is None:
+            directory.mkdir(parents=True, exist_ok=True)
+        elif not directory.is_dir():
+            return {**facts, "error": "is not there"}
         probe = directory / f".drillyard-probe-{socket.gethostname()}-{os.getpid()}"
         probe.write_text("probe\n", encoding="ascii")
         probe.unlink()

@@ -45,7 +45,7 @@ TAKEN = 3
 SUBMIT_LOCK_SECONDS = 900
 """Age at which a submit lock has expired."""
 _MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-_SITE_DEFAULTS = {
+SITE_DEFAULTS = {
     "SBATCH_ACCOUNT": ("--account", "-A"),
     "SBATCH_CONSTRAINT": ("--constraint", "-C"),
     "SBATCH_MEM_PER_CPU": _MEMORY,
@@ -59,7 +59,7 @@ _SITE_DEFAULTS = {
 }
 """Input variables of sbatch that choose where a job runs, with how much memory, and who pays, by
 the options of a script that decide it. Not SBATCH_CLUSTERS: squeue and scancel read another one."""
-_CONTROLLER = {
+CONTROLLER_VARIABLES = {
     "SLURM_CONF",
     "SLURM_CONF_SERVER",
     "SLURM_CLUSTERS",
@@ -223,7 +223,7 @@ def sbatch_environment(environment: Mapping[str, str], script: Path) -> dict[str
     words = [word for line in lines if line.startswith("#SBATCH ") for word in line.split()[1:]]
     kept = {
         name
-        for name, options in _SITE_DEFAULTS.items()
+        for name, options in SITE_DEFAULTS.items()
         if not any(
             word.partition("=")[0] == option
             if option.startswith("--")
@@ -236,7 +236,7 @@ def sbatch_environment(environment: Mapping[str, str], script: Path) -> dict[str
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(ours) or name in kept or name in _CONTROLLER
+        if not name.startswith(ours) or name in kept or name in CONTROLLER_VARIABLES
     }
 
 

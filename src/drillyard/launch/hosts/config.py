@@ -89,6 +89,10 @@ SSH = PlatformFacts(
     section=SshConfig,
     machines="own",
     capabilities=Capabilities(image=True, sync=True),
-    instead_of_provisioning="its hosts are there: start runs on them with `drillyard launch`",
+    instead_of_provisioning=(
+        "its hosts are there: `drillyard cluster status` looks at them, and `drillyard launch`"
+        " starts runs on them"
+    ),
+    cluster_check="drillyard.launch.hosts.cluster_check:check_hosts",
     launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )

@@ -39,6 +39,8 @@ class HostAnswer:
     """Reason why there is no result: no answer in time, no ssh here."""
     asked_at: float = 0.0
     answered_at: float = 0.0
+    is_reached: bool = False
+    """Whether there is no result although it answered: its login runs no command."""
 
     @property
     def stderr(self) -> str:
@@ -53,6 +55,15 @@ class HostAnswer:
         except UserError:
             return None
         return reported if isinstance(reported, dict) else None
+
+
+@dataclass(frozen=True)
+class HostProblem:
+    """What is wrong with a host, and what to do. `check`: the kind of fact it was found in."""
+
+    host: str
+    check: str
+    text: str
 
 
 def problem_lines(problems: Iterable[tuple[str, str]]) -> list[str]:
@@ -78,8 +89,16 @@ def judge(
         (answer.host, no_answer_reason(answer)) for answer in answers if parsed[answer.host] is None
     ]
     for host, facts in reported.items():
-        problems += [(host, text) for text in _problems_of(facts, job, image, machine)]
-    for what, value_of, advice in _COMPARED:
+        problems += [(host, each.text) for each in problems_of_host(host, facts, image, machine)]
+        problems += [(host, text) for text in _problems_for_run(facts, job)]
+    problems += [(each.host, each.text) for each in differences(reported)]
+    problems += [(each.host, each.text) for each in clock_problems(answers, reported)]
+    return problem_lines(problems)
+
+
+def differences(reported: Mapping[str, Mapping[str, Any]]) -> Iterator[HostProblem]:
+    """Hosts that differ from most in what all must have in common. `reported`: facts by host."""
+    for check, what, value_of, advice in _COMPARED:
         values = {
             host: value
             for host, facts in reported.items()
@@ -89,9 +108,8 @@ def judge(
         for host, value in values.items():
             if value != usual:
                 other = next(each for each in values if values[each] == usual)
-                problems.append((host, f"{what}: {value}, where {other} has {usual}; {advice}"))
-    problems += _clocks({answer.host: answer for answer in answers}, reported)
-    return problem_lines(problems)
+                text = f"{what}: {value}, where {other} has {usual}; {advice}"
+                yield HostProblem(host, check, text)
 
 
 def no_answer_reason(answer: HostAnswer) -> str:
@@ -114,36 +132,49 @@ def no_answer_reason(answer: HostAnswer) -> str:
     return f"the check failed there: {text}"
 
 
-def _problems_of(
-    facts: Mapping[str, Any], job: Job, image_name: str | None, machine: Machine | None
-) -> Iterator[str]:
-    """List what is wrong with one host alone."""
+def problems_of_host(
+    host: str, facts: Mapping[str, Any], image_name: str | None, machine: Machine | None
+) -> Iterator[HostProblem]:
+    """What is wrong with one host alone, whatever is to run there."""
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
-        yield f"image {image_name}: {image['error']}"
+        yield HostProblem(host, "image", f"image {image_name}: {image['error']}")
     elif drillyard and drillyard.get("version") is None:
-        yield (
+        text = (
             f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install"
             f" drillyard {__version__} there, or name another `python` in the cluster config"
         )
+        yield HostProblem(host, "drillyard", text)
     elif drillyard and drillyard["version"].split()[-1:] != [__version__]:
         has = f"{drillyard['python']} has {drillyard['version']}"
-        yield f"{has}, and this machine launches with {__version__}: install the same there"
+        text = f"{has}, and this machine launches with {__version__}: install the same there"
+        yield HostProblem(host, "drillyard", text)
     gpus = facts.get("gpus") or 0
     if gpus and facts.get("gpu_models") is None:
-        yield "nvidia-smi fails, and there are GPUs: the driver must work before anything can run"
+        text = "nvidia-smi fails, and there are GPUs: the driver must work before anything can run"
+        yield HostProblem(host, "gpus", text)
     elif machine is not None and gpus != machine.num_accelerators:
         has = f"machine {machine.name} has {machine.num_accelerators}"
-        yield f"{gpus} GPUs, and {has}: find the missing, or name what it is"
+        text = f"{gpus} GPUs, and {has}: find the missing, or name what it is"
+        yield HostProblem(host, "gpus", text)
     directory = facts.get("directory") or {}
     path, free = directory.get("path"), directory.get("free_bytes")
     if directory.get("error"):
-        yield f"{path}: cannot be written: {directory['error']}"
+        text = (
+            f"{path}: cannot be written: {directory['error']}; mount it there for writing, give"
+            " this user the right, or name another storage.directory"
+        )
+        yield HostProblem(host, "storage", text)
     elif free is not None and free < LEAST_FREE_BYTES:
-        yield (
+        text = (
             f"{path}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make"
             " room"
         )
+        yield HostProblem(host, "storage", text)
+
+
+def _problems_for_run(facts: Mapping[str, Any], job: Job) -> Iterator[str]:
+    """What on a host is in the way of one run."""
     if facts.get("unsafe"):
         yield facts["unsafe"]
     if facts.get("ports_free") == []:
@@ -166,7 +197,8 @@ def _problems_of(
             yield f"{active}: wait for its end, or drillyard runs cancel {run['run']}"
 
 
-def _gpu_names(facts: Mapping[str, Any]) -> str:
+def gpu_names(facts: Mapping[str, Any]) -> str:
+    """How many GPUs of which names a host has."""
     names = sorted(Counter(facts.get("gpu_models") or []).items())
     return (
         ", ".join(f"{count} x {name}" for name, count in names)
@@ -174,28 +206,30 @@ def _gpu_names(facts: Mapping[str, Any]) -> str:
     )
 
 
-_COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
-    ("GPUs", _gpu_names, "a run needs the same on all"),
-    ("image", lambda facts: (facts.get("image") or {}).get("id"), "pull the same on all"),
+_COMPARED: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any], str], ...] = (
+    ("gpus", "GPUs", gpu_names, "a run needs the same on all"),
+    ("image", "image", lambda facts: (facts.get("image") or {}).get("id"), "pull the same on all"),
     (
+        "user",
         "user id",
         lambda facts: facts.get("user"),
         "the agents of a run must be one user's, or they cannot read its directory",
     ),
 )
-"""Facts that the hosts must have in common: their title, how they are found in a host's facts, and
-what to do."""
+"""Facts that the hosts must have in common: their check and title, how they are found in a host's
+facts, and what to do."""
 
 
-def _clocks(
-    answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, str]]:
+def clock_problems(
+    answers: Sequence[HostAnswer], reported: Mapping[str, Mapping[str, Any]]
+) -> Iterator[HostProblem]:
     """Compare the hosts' clocks, each known relative to this machine's within an interval, with the
     median."""
+    times = {answer.host: (answer.asked_at, answer.answered_at) for answer in answers}
     ahead = {
         host: (
-            facts["clock_at_end"] - answers[host].answered_at,
-            facts["clock"] - answers[host].asked_at,
+            facts["clock_at_end"] - times[host][1],
+            facts["clock"] - times[host][0],
         )
         for host, facts in reported.items()
         if "clock" in facts and "clock_at_end" in facts
@@ -209,21 +243,24 @@ def _clocks(
         apart = max(low - most, least - high)
         if apart > CLOCK_SECONDS:
             way = "ahead of" if low > most else "behind"
-            yield (
-                host,
-                (
-                    f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or"
-                    " ntpd (timedatectl)"
-                ),
+            text = (
+                f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or ntpd"
+                " (timedatectl)"
             )
+            yield HostProblem(host, "clocks", text)
+
+
+def unshared_text(directory: str, head: str) -> str:
+    """What is wrong where a host does not see what the head host wrote, and what to do."""
+    return (
+        f"{directory} is not the directory that {head} sees under that path: put `output` or"
+        " storage.directory on storage that all hosts mount at the same path"
+    )
 
 
 def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
     """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
-    unseen = (
-        f"{directory} is not the directory that {head} sees under that path: put `output` or"
-        " storage.directory on storage that all hosts mount at the same path"
-    )
+    unseen = unshared_text(directory, head)
     return problem_lines(
         (answer.host, no_answer_reason(answer) if facts is None else unseen)
         for answer in answers

@@ -449,7 +449,7 @@ def ask_all(
             text = str(error).partition("\ncommand: ")[0]
             for prefix in (shlex.join(argv), host):
                 text = text.removeprefix(f"{prefix}: ")
-            return HostAnswer(host, None, text)
+            return HostAnswer(host, None, text, is_reached=not isinstance(error, UnreachableError))
         return HostAnswer(host, result, "", asked_at, time.time())
 
     return parallel_map(

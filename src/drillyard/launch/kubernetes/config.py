@@ -248,6 +248,7 @@ GKE = replace(
         "cluster",
     ),
     completed="drillyard.launch.kubernetes.created_cluster:completed",
+    on_pool="drillyard.launch.kubernetes.created_cluster:on_pool",
     provisioner="drillyard.provision.gke.gke_plan:gke_plan",
     provision_rules="drillyard.provision.gke.gke_plan:gke_problems",
     consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),

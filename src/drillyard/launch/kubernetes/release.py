@@ -131,7 +131,7 @@ def plan_of(request: LaunchRequest) -> Plan:
 
 _CREATED = {
     "context": "of the cluster that drillyard cluster up makes",
-    "namespace": "its level of Pod Security allows what the pods need, and no more",
+    "namespace": "its level of Pod Security allows what runs on the cluster's machines need",
     "queue": "of the pool that drillyard cluster up makes for this machine and consumption",
     "service_account": "drillyard cluster up makes it in each namespace",
     "run_as_user": "user of the image of docker/Dockerfile; 0: the image's own",
@@ -335,7 +335,10 @@ _REASONS = {
         "then the pods of a lost node are deleted",
         "cluster.yaml: kubernetes.lost_node_seconds",
     ),
-    "queue": ("Kueue admits the run when its quota has room", "cluster.yaml: kubernetes.queue"),
+    "queue": (
+        "Kueue admits the run when its quota has room",
+        "cluster.yaml: kubernetes.queue, or the pool of the run",
+    ),
     "maxRunSeconds": ("counted by Kueue from admission", "cluster.yaml: kubernetes.max_run_hours"),
     "provisioning": (
         "what a queue with flex-start asks the cloud for",

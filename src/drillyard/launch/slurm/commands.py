@@ -36,6 +36,7 @@ _RECORD_BYTES = 1 << 20
 _NO_CONTROLLER = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted", re.I
 )
+_FEATURES = "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config"
 _ADVICE = {
     "account": (
         "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the"
@@ -55,9 +56,15 @@ _ADVICE = {
     "job array specification": (
         "scontrol show config | grep MaxArraySize shows how many; sweep over fewer at a time"
     ),
-    "constraint": "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config",
+    "constraint": _FEATURES,
+    "feature specification": _FEATURES,
 }
 """Advice about a refusal of sbatch, by words of its message."""
+
+
+def advice_on(refusal: str) -> str:
+    """What to do about a refusal of sbatch or srun; empty for one that is not known."""
+    return next((text for words, text in _ADVICE.items() if words in refusal.lower()), "")
 
 
 class Slurm:
@@ -220,7 +227,7 @@ class Slurm:
         """Raise UserError where the submitting program failed, with its words or those of sbatch,
         and what to do."""
         stderr = result.stderr.lower()
-        advice = next((text for words, text in _ADVICE.items() if words in stderr), "")
+        advice = advice_on(stderr)
         if "sbatch: not found" in stderr and result.returncode == 127:
             advice = (
                 f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that"
@@ -258,6 +265,10 @@ class Slurm:
         """The nodes of a partition; None: of the default one. Raises UserError."""
         listed = self._require(self._run(SINFO), "its nodes cannot be listed")
         return parse_sinfo(listed.stdout, partition)
+
+    def output(self, words: Sequence[str], what: str) -> str:
+        """What one of Slurm's commands prints. Raises UserError with `what` where it fails."""
+        return self._require(self._run(words), what).stdout
 
     def host_names(self, expressions: Sequence[str]) -> list[str]:
         """The nodes that Slurm's host lists name, such as n[1-3]. Raises UserError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, PositiveInt
@@ -15,6 +16,18 @@ TimeLimit = Annotated[
     Field(pattern=r"^(\d+-)?\d+(:[0-5]\d){0,2}$"),
     Allowed("minutes, HH:MM:SS or D-HH:MM:SS"),
 ]
+
+
+def seconds_of(time: str) -> int | None:
+    """Seconds of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (sbatch, --time);
+    None for another text, such as UNLIMITED."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+        return None
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    from_hours = parts if dash or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = (*from_hours, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class SlurmConfig(PlatformSection):
@@ -75,15 +88,8 @@ class SlurmConfig(PlatformSection):
 
     @property
     def limit_seconds(self) -> int | None:
-        """`time_limit` in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (sbatch, --time); None: the
-        partition's."""
-        if self.time_limit is None:
-            return None
-        days, dash, clock = self.time_limit.rpartition("-")
-        parts = [int(part) for part in clock.split(":")]
-        from_hours = parts if dash or len(parts) == 3 else [0, *parts]
-        hours, minutes, seconds = (*from_hours, 0, 0)[:3]
-        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+        """`time_limit` in seconds; None: the partition's."""
+        return None if self.time_limit is None else seconds_of(self.time_limit)
 
     @property
     def project_directory(self) -> str | None:
@@ -108,9 +114,10 @@ SLURM = PlatformFacts(
     ),
     section=SlurmConfig,
     instead_of_provisioning=(
-        "make a Slurm cluster with Google's Cluster Toolkit, or take one that exists, and start"
-        " runs there with `drillyard launch`"
+        "make a Slurm cluster with Google's Cluster Toolkit, or take one that exists:"
+        " `drillyard cluster status` looks at its nodes, and `drillyard launch` starts runs there"
     ),
+    cluster_check="drillyard.launch.slurm.cluster_check:check_slurm",
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
     has_prolog=True,

@@ -22,7 +22,9 @@ from functools import cache
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
+from drillyard.bounded_http import AnswerTooLargeError, bounded, is_local_host
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.provision.google.endpoints import Endpoints, endpoints
 
@@ -43,6 +45,10 @@ except ImportError as _error:
 LOGIN = "gcloud auth application-default login"
 RETRY_SECONDS = 60.0
 CALL_SECONDS = 60.0
+ANSWER_SECONDS = 300.0
+"""For one whole answer; CALL_SECONDS is for each packet of it."""
+MOST_BYTES = 256 << 20
+"""Of one answer: a page of a list has a few MiB, the state of a large cluster some more."""
 FIRST_PAUSE_SECONDS = 0.5
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 PERMISSIONS_AT_ONCE = 100
@@ -123,6 +129,10 @@ class ApiError(UserError):
         self.refusal: Refusal = refusal
 
 
+class _RedirectError(UserError):
+    """An answer leads to an address that is not asked."""
+
+
 class _TransientError(Exception):
     """Repeated until the time is up; its text is what the service said last."""
 
@@ -197,6 +207,8 @@ class GoogleApis:
                 if _is_transient(error):
                     raise _TransientError(_said(error)) from None
                 raise self._refused(service, method, error) from None
+            except (AnswerTooLargeError, _RedirectError) as error:
+                raise ApiError(service, "other", f"{service}: {method}: {error}") from None
             except auth_exceptions.RefreshError as error:
                 raise _not_accepted(_first_line(error)) from None
             except _LOST as error:
@@ -262,7 +274,7 @@ class GoogleApis:
     def _http(self) -> Any:
         """This thread's connections: those of httplib2 cannot be shared."""
         if not hasattr(self._thread, "http"):
-            http = httplib2.Http(timeout=CALL_SECONDS)
+            http = _Connections(timeout=CALL_SECONDS)
             http.redirect_codes = http.redirect_codes - {308}
             credentials = self._loaded_credentials()
             self._thread.http = (
@@ -318,6 +330,31 @@ class GoogleApis:
                     found = self.call("cloudresourcemanager", "projects.get", name=name)
                     self._numbers[self.project] = str(found["name"]).removeprefix("projects/")
             return self._numbers[self.project]
+
+
+class _Connections(httplib2.Http):  # type: ignore[misc]  # httplib2 has no types
+    """Connections whose answers are bounded, and whose redirects lead to encrypted addresses of
+    other machines only. httplib2 sends no credentials along with a redirect."""
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Any = None,
+        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
+        connection_type: Any = None,
+    ) -> Any:
+        parts = urlsplit(uri)
+        is_redirect = redirections < httplib2.DEFAULT_MAX_REDIRECTS
+        if is_redirect and (parts.scheme != "https" or is_local_host(parts.hostname or "")):
+            raise _RedirectError(
+                f"leads to {parts.scheme}://{parts.netloc}, which is not an https:// address of"
+                " another machine"
+            )
+        kind = connection_type or httplib2.SCHEME_TO_CONNECTION[parts.scheme]
+        limited = bounded(kind, MOST_BYTES, ANSWER_SECONDS)
+        return super().request(uri, method, body, headers, redirections, limited)
 
 
 def _service(name: str, version: str, base: str | None) -> Any:

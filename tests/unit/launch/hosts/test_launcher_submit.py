@@ -176,7 +176,7 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
         UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"
     ):
         launcher.submit(plan)
-    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+    assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
     assert hosts.verbs()[-2:] == ["forget", 'agent" unlock']
 
 
@@ -327,7 +327,7 @@ def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> N
         (launch / name).write_text(plan.file(name).content)
     assert str(launcher.resume("nccl")) == "ssh://many/nccl"
     assert hosts.verbs()[:3] == ["list", "stop", "check"]
-    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+    assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
 
 
 def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> None:
@@ -338,7 +338,7 @@ def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> No
     launcher, _ = made(hosts)
     with pytest.raises(UserError, match=r"is stopped on 1 of 2 hosts;\nn1: cannot be reached"):
         launcher.cancel("nccl")
-    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+    assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
 
 
 def test_cancel_of_a_run_that_is_over_does_nothing() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -161,22 +164,96 @@ def test_expired_credentials_are_one_error_with_the_command(
         networks(apis)
 
 
-def test_an_answer_that_is_no_json_is_an_error() -> None:
+@contextlib.contextmanager
+def served(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[GoogleApis]:
+    """Services that give this answer to every request."""
+
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(403)
-            self.end_headers()
-            self.wfile.write(b"<html>proxy</html>")
+            with contextlib.suppress(OSError):
+                answer(self)
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with pytest.raises(ApiError) as caught:
-        networks(google_apis(PROJECT, endpoint=f"http://127.0.0.1:{server.server_port}"))
-    assert caught.value.refusal == "denied"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield google_apis(PROJECT, endpoint=f"http://127.0.0.1:{server.server_port}")
     server.shutdown()
+    server.server_close()
+
+
+def send(
+    request: http.server.BaseHTTPRequestHandler, status: int, body: bytes, **headers: str
+) -> None:
+    request.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def test_an_answer_that_is_not_json_is_an_error() -> None:
+    with served(lambda request: send(request, 403, b"<html>proxy</html>")) as apis:
+        with pytest.raises(ApiError) as caught:
+            networks(apis)
+        assert caught.value.refusal == "denied"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "http://127.0.0.1:PORT/elsewhere",
+        "http://example.com/",
+        "https://169.254.169.254/",
+        "https://metadata.localhost/",
+        "https://[::1]:6443/",
+        "file:///etc/passwd",
+    ],
+)
+def test_no_answer_leads_to_this_machine_its_link_or_in_the_clear(place: str) -> None:
+    asked: list[str] = []
+
+    def lead(request: http.server.BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        port = request.connection.getsockname()[1]
+        if request.path == "/elsewhere":
+            send(request, 200, b"{}")
+        else:
+            send(request, 302, b"", Location=place.replace("PORT", str(port)))
+
+    with served(lead) as apis:
+        with pytest.raises(ApiError, match="leads to") as caught:
+            networks(apis)
+        assert caught.value.refusal == "other" and len(asked) == 1
+
+
+def test_an_answer_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MOST_BYTES", 1 << 16, raising=False)
+    with served(lambda request: send(request, 200, b" " * (1 << 17))) as apis:
+        for _ in range(2):  # the connection is not used again
+            with pytest.raises(ApiError, match="65536 bytes") as caught:
+                networks(apis)
+            assert caught.value.refusal == "other"
+
+
+def test_an_answer_in_drops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and all of them never."""
+
+    def drip(request: http.server.BaseHTTPRequestHandler) -> None:
+        for _ in range(60):
+            request.wfile.write(b"x")
+            time.sleep(0.1)
+
+    monkeypatch.setattr(api, "ANSWER_SECONDS", 0.3, raising=False)
+    monkeypatch.setattr(api, "RETRY_SECONDS", 0.5)
+    begun = time.monotonic()
+    with served(drip) as apis:
+        with pytest.raises(ApiError) as caught:
+            networks(apis)
+        assert caught.value.refusal == "unreachable"
+    assert time.monotonic() - begun < 4
 
 
 def test_who_asks_is_named_as_iam_names_it(cloud: GoogleCloud, apis: GoogleApis) -> None:

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.acceptance.host_scenarios import dcgm_3, dcgm_4, expected, judged, observed
 
 from drillyard.acceptance.checks import dcgm as check
-from drillyard.acceptance.dcgm import DcgmSeverity, parse_dcgm, recognise
 from drillyard.acceptance.judgement import judge
-from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.parsers.dcgm import DcgmSeverity, parse_dcgm, recognise
+from drillyard.acceptance.parsers.errors import NotThisOutput
 from drillyard.acceptance.recorded import recorded_evidence
 from drillyard.acceptance.results import Status
 
@@ -38,24 +38,41 @@ def test_dcgm_4_names_the_gpu_by_its_entity() -> None:
 
 
 @pytest.mark.parametrize("word", ["ERROR", "Unknown", "Not Supported", ""])
-def test_a_status_that_is_not_known_is_no_pass(word: str) -> None:
+def test_a_status_that_is_not_known_does_not_pass(word: str) -> None:
     assert status_of(dcgm_4(8, gpu=1, status=word)) is Status.incomplete
 
 
-def test_what_was_skipped_everywhere_is_no_pass() -> None:
+def test_what_was_skipped_everywhere_does_not_pass() -> None:
     assert status_of(dcgm_4(8).replace('"Pass"', '"Skip"')) is Status.incomplete
 
 
-def test_a_test_on_7_of_8_gpus_is_no_pass() -> None:
+def test_a_test_on_7_of_8_gpus_does_not_pass() -> None:
     assert status_of(dcgm_4(7)) is Status.incomplete
 
 
-def test_a_pass_beside_a_warning_without_severity_is_no_pass() -> None:
+def test_a_pass_beside_a_warning_without_severity_does_not_pass() -> None:
     """A memory test that could not allocate memory and passed."""
     document = json.loads(dcgm_3(8))
     test = document["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][0]
     test["results"][0]["warnings"] = ["Error allocating memory"]
     assert status_of(json.dumps(document)) is Status.incomplete
+
+
+@pytest.mark.parametrize(
+    ("summary", "status"),
+    [
+        ({"status": "Fail"}, Status.fail),
+        ({"status": "Warn"}, Status.warn),
+        ({"status": "Odd"}, Status.incomplete),
+        ({"status": "Pass", "warnings": [{"warning": "w", "error_severity": 2}]}, Status.fail),
+        ({"status": "Pass"}, Status.passed),
+        ({"status": "Skip"}, Status.passed),
+    ],
+)
+def test_a_test_that_fails_on_no_gpu_fails_by_its_summary(
+    summary: dict[str, Any], status: Status
+) -> None:
+    assert status_of(dcgm_4(summary=summary)) is status
 
 
 def test_several_gpus_in_one_result_of_an_early_dcgm_3() -> None:
@@ -76,7 +93,7 @@ def test_several_gpus_in_one_result_of_an_early_dcgm_3() -> None:
     assert parse_dcgm("WARNING: printed before\n" + text).gpus == {0, 1, 2}
 
 
-def test_an_error_of_dcgm_itself_is_no_pass() -> None:
+def test_an_error_of_dcgm_itself_does_not_pass() -> None:
     document = json.loads(dcgm_4(8))
     document["DCGM Diagnostic"]["runtime_error"] = "made up"
     assert status_of(json.dumps(document)) is Status.incomplete

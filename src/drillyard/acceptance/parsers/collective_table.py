@@ -6,7 +6,7 @@ collective's factor, bytes with count, type and ranks. The mean that nccl-tests 
 table is a checksum of its rows.
 
 `problems` leave nothing to judge by. `doubts` forbid a pass and nothing else: a row below its
-threshold that agrees with itself is a fail, whatever is wrong with the others. Those that do not
+threshold that agrees with itself fails, whatever is wrong with the others. Those that do not
 are left out.
 """
 
@@ -302,7 +302,7 @@ def _size_problems(sizes: Sequence[int], factor: float | None) -> Iterator[str]:
     """Sizes ascend, by `factor` where it was printed."""
     pairs = list(pairwise(sizes))
     if any(later <= earlier for earlier, later in pairs):
-        yield "its sizes do not ascend: rows stand twice, or of several types, operations or runs"
+        yield "its sizes do not ascend: rows are repeated, or of several types, operations or runs"
     elif factor is not None and any(
         abs(later / earlier - factor) > 0.01 * factor
         for earlier, later in pairs

@@ -1,7 +1,7 @@
 """Lines of the kernel log: errors of GPUs and NVSwitches (Xids, SXids), and the host's own faults.
 
 A rule matches what the kernel writes for an event, not words: "no Xid errors found" and "ECC
-uncorrectable errors: 0" are no events.
+uncorrectable errors: 0" do not match.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import short_bus_id
+from drillyard.acceptance.parsers.nvidia_smi import short_bus_id
 
 HOST_FAULT_SECONDS = 24 * 3600.0
 """Host faults that are older are reported, and decide nothing: a node that has recovered is not
@@ -21,6 +21,9 @@ MOST_LINK_FLAPS = 5
 touched. Azure/azurehpc-health-checks@0e0a1ac: 5 per 24 h."""
 
 _STAMP = re.compile(r"\s*(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\]\s*(?:\S+ kernel: )?(.*)")
+LONGEST_LINE = 4096
+_PRINTED_STAMP = re.compile(r"(?:<\d+>)?\[[ \d]{5,12}\.\d{6}\].*")
+"""As dmesg and journalctl print it: `[%5lu.%06lu]`. `[0] text` is another program's."""
 _DATED = re.compile(
     r"\[\w{3} \w{3}\s+\d+ [\d:]{8} \d{4}\] .*"
     r"|(?:\w{3}\s+\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ kernel: .*"
@@ -136,7 +139,7 @@ HOST_RULES: tuple[HostRule, ...] = (
     _rule(
         "out-of-memory",
         r"invoked oom-killer|(?:Memory cgroup out|Out) of memory: Killed process",
-        "a job used more memory than it may",
+        "a job exceeded its memory limit",
         "look at the job's memory",
         fault=False,
     ),
@@ -187,21 +190,28 @@ def host_events(
 
 
 def recognise(text: str) -> Observation | None:
-    """The kernel log in a text, as dmesg or journalctl print it; None: it is something else."""
-    lines = text.splitlines()
-    stamped = [line for line in lines[:200] if _STAMP.fullmatch(line) or _DATED.fullmatch(line)]
-    if not stamped or 2 * len(stamped) < len(lines[:200]):
-        return None
+    """The kernel log in a text, as dmesg or journalctl print it; with an error where its lines are
+    between others, which may hide some. None: it is something else."""
+    lines = [line[:LONGEST_LINE] for line in text.splitlines()]
     parsed = parsed_lines(lines)
-    first = next((line.second for line in parsed if line.second is not None), None)
+    first_lines = lines[:200]
+    stamped = sum(
+        bool(_PRINTED_STAMP.fullmatch(line) or _DATED.fullmatch(line)) for line in first_lines
+    )
+    event = next(xid_events(parsed), None)
+    error = None
+    if not stamped or 2 * stamped < len(first_lines):
+        if event is None:
+            return None
+        error = f"it is between other lines: {event.text[:160]}"
     log = {
         "source": "the file",
         "lines": lines,
         "total_lines": len(lines),
-        "first_second": first,
+        "first_second": next((line.second for line in parsed if line.second is not None), None),
         "uptime": max((line.second or 0.0 for line in parsed), default=None),
     }
-    return Observation(probe="kernel_log", scope="node", nodes=(0,), values=log)
+    return Observation(probe="kernel_log", scope="node", nodes=(0,), values=log, error=error)
 
 
 def _answered_later(line: KernelLine, after: list[KernelLine]) -> bool:

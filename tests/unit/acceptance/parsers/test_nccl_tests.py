@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.acceptance import nccl_samples as samples
 
-from drillyard.acceptance.collective_table import SHAPES
-from drillyard.acceptance.nccl_tests import parse_nccl_tests
+from drillyard.acceptance.parsers.collective_table import SHAPES
+from drillyard.acceptance.parsers.nccl_tests import parse_nccl_tests
 
 GOOD = samples.a4_output()
 LINES = GOOD.splitlines(keepends=True)
@@ -92,6 +92,9 @@ BAD = {
     "e-notation": GOOD.replace("  21395 ", "2.1e+04 "),
     "shifted": GOOD.replace("float    none      -1    21395", "float    none    21395   401.49"),
     "no header": GOOD.replace(samples.NAMES + "\n", ""),
+    "more digits than are printed": GOOD.replace("376.40 ", "376.402"),
+    "fewer digits than are printed": GOOD.replace("0.02    0.02", "0.02    0.0 ", 1),
+    "a zero before a number": GOOD.replace(" 376.40", "0376.40"),
     "size 0": GOOD.replace(
         LINES[ROWS[0]],
         samples.line("all_gather", 16, 0, ("0.15", "0.00", "0.00"), ("0.15", "0.00", "0.00"))

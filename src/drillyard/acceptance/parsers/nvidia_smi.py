@@ -1,24 +1,24 @@
 """What nvidia-smi prints of GPUs, parsed: `-q -x`, `-q`, `--query-gpu ... --format=csv`, `-L`.
 
 Each form becomes the same table: per GPU a text for each key of `FIELDS`. A value is a number only
-where all of its text is one; what a driver does not tell (N/A), what it no longer tells and what is
-not in the output are kept apart, and none of them is zero. Names of fields: NVIDIA's own help
-(`nvidia-smi --help-query-gpu`) and the documents nvsmi_device_v11.dtd to v13.dtd.
+where all of its text is one; N/A, a field that the driver no longer has and a field that is
+missing in the output are kept apart, and none of them counts as zero. Names of fields: NVIDIA's own
+help (`nvidia-smi --help-query-gpu`) and the documents nvsmi_device_v11.dtd to v13.dtd.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from xml.etree import ElementTree
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi_fields import FIELDS
+from drillyard.acceptance.parsers.errors import MOST_CHARACTERS, NotThisOutput
+from drillyard.acceptance.parsers.nvidia_smi_fields import FIELDS
 
-MOST_CHARACTERS = 8 << 20
 _NUMBER = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-\d+(?:\.\d+)?)\s*(MiB|W|C|MHz|%|us|x|bank\(s\))?"
 )
@@ -30,12 +30,14 @@ _NO_VALUE = re.compile(
 _LOST = re.compile(r"GPU is lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _TABLE_WORDS = {"Yes": True, "No": False, "Active": True, "Not Active": False}
 _LISTED = re.compile(r"GPU (\d{1,4}): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)\s*")
-_TEXT_HEADER = re.compile(r"=+\s*NVSMI LOG\s*=+")
+_LISTED_FIRST = re.compile(r"\s*GPU \d+: .* \(UUID: ")
+_OUTPUT_OF = {
+    "links": re.compile(r"^[ \t]+Link \d+: (?:[\d.]+ GB/s|<?inactive)", re.MULTILINE),
+    "link_errors": re.compile(r"^[ \t]+Link \d+: .*Errors: ", re.MULTILINE),
+    "topology": re.compile(r"^(?:\x1b\[\S*m)?[ \t]*GPU0\s.*CPU Affinity", re.MULTILINE),
+}
+_TEXT_HEADER = re.compile(r"=\s{0,9}NVSMI LOG\s{0,9}=")
 _TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2,}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*")
-
-
-class NotThisOutput(Exception):
-    """The text is not what was expected, or is only a part of it; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuTable:
-    """The GPUs of a node. `form`: xml, text, csv or list. `is_part`: a form in which somebody chose
-    the fields, so that a missing one says nothing."""
+    """The GPUs of a node. `form`: xml, text, csv or list. `is_part`: a form of which fields
+    are chosen, so that a missing one is not a fault."""
 
     form: str
     gpus: tuple[Gpu, ...]
@@ -133,7 +135,7 @@ def parse_xml(text: str) -> GpuTable:
     if "<!ENTITY" in text:
         raise NotThisOutput("has XML entities, which nvidia-smi does not print")
     try:
-        # Complaints may stand before the document.
+        # Warnings may come before the document.
         start = max(
             0, min(text.find(each) for each in ("<?xml", "<nvidia_smi_log") if each in text)
         )
@@ -181,8 +183,35 @@ def _xml_gpu(index: int, node: ElementTree.Element) -> Gpu:
 
 def parse_text(text: str) -> GpuTable:
     """`nvidia-smi -q`, also with `-d`, which chooses sections."""
-    header: dict[str, str] = {}
-    gpus: list[tuple[dict[str, str], list[dict[str, str]]]] = []
+    header, gpus = _text_values(text)
+    _require_count(header.get("Attached GPUs"), len(gpus))
+    parsed = [
+        Gpu(
+            at,
+            {
+                **_texts(lambda each: each.text, _with_groups(values.get)),
+                "bus_id": values["bus_id"],
+            },
+            # "Processes : None", or entries below it.
+            _text_processes(listed) if listed or values.get("Processes") == "None" else None,
+        )
+        for at, (values, listed) in enumerate(gpus)
+    ]
+    whole = any("name" in gpu for gpu in parsed)
+    if whole and not all(gpu.processes is not None for gpu in parsed):
+        raise NotThisOutput("ends before the processes of its last GPU")
+    facts = {"driver": header.get("Driver Version", ""), "cuda": header.get("CUDA Version", "")}
+    return GpuTable("text", tuple(parsed), not whole, {k: v for k, v in facts.items() if v})
+
+
+_Values = dict[str, str]
+
+
+def _text_values(text: str) -> tuple[_Values, list[tuple[_Values, list[_Values]]]]:
+    """Values of the header by title; and of each GPU: by titles joined by /, as the indents nest
+    them, and those of each of its processes."""
+    header: _Values = {}
+    gpus: list[tuple[_Values, list[_Values]]] = []
     path: list[tuple[int, str]] = []
     for line in text.splitlines():
         if found := _TEXT_GPU.fullmatch(line):
@@ -195,50 +224,39 @@ def parse_text(text: str) -> GpuTable:
             name = line.strip()[:-1].strip()
         if not name:
             continue
-        indent = len(line) - len(line.lstrip())
-        path = [(at, title) for at, title in path if at < indent]
         if not gpus:
             header.setdefault(name, value)
             continue
+        indent = len(line) - len(line.lstrip())
+        path = [(at, title) for at, title in path if at < indent]
         where = "/".join([*(title for _, title in path), name])
-        if where.startswith("Processes/") and where.endswith("Process ID"):
-            gpus[-1][1].append({})
-        if gpus[-1][1] and where.startswith("Processes/"):
-            gpus[-1][1][-1].setdefault(name, value)
+        values, processes = gpus[-1]
+        if where.startswith("Processes/"):
+            if where.endswith("Process ID"):
+                processes.append({})
+            if processes:
+                processes[-1].setdefault(name, value)
         if colon:
-            gpus[-1][0].setdefault(where, value)
+            values.setdefault(where, value)
         path.append((indent, name))
-    _require_count(header.get("Attached GPUs"), len(gpus))
-    parsed = []
-    for at, (values, listed) in enumerate(gpus):
-        texts = _texts(lambda each: each.text, _with_groups(values.get))
-        texts["bus_id"] = values["bus_id"]
-        processes = tuple(
-            GpuProcess(
-                *(each.get(name, "") for name in ("Process ID", "Name", "Type", "Used GPU Memory"))
-            )
-            for each in listed
-        )
-        # "Processes : None", or entries below it.
-        shown = bool(listed) or values.get("Processes") == "None"
-        parsed.append(Gpu(at, texts, processes if shown else None))
-    whole = any("name" in gpu for gpu in parsed)
-    if whole and not all(gpu.processes is not None for gpu in parsed):
-        raise NotThisOutput("ends before the processes of its last GPU")
-    facts = {"driver": header.get("Driver Version", ""), "cuda": header.get("CUDA Version", "")}
-    return GpuTable("text", tuple(parsed), not whole, {k: v for k, v in facts.items() if v})
+    return header, gpus
+
+
+def _text_processes(listed: Iterable[_Values]) -> tuple[GpuProcess, ...]:
+    names = ("Process ID", "Name", "Type", "Used GPU Memory")
+    return tuple(GpuProcess(*(each.get(name, "") for name in names)) for each in listed)
 
 
 def parse_csv(text: str) -> GpuTable:
-    """`nvidia-smi --query-gpu=... --format=csv`, with its header: without one nothing says what a
-    column is."""
+    """`nvidia-smi --query-gpu=... --format=csv`, with its header: without one the columns
+    are unknown."""
     rows = [
         [cell.strip() for cell in row]
         for row in csv.reader(text.strip().splitlines(), skipinitialspace=True)
         if row
     ]
     names = {name: each for each in FIELDS for name in each.csv}
-    header = [re.sub(r"\s*\[[^\]]*\]$", "", cell) for cell in rows[0]]
+    header = [_without_unit(cell) for cell in rows[0]]
     keys = [names[cell].key if cell in names else None for cell in header]
     if len([key for key in keys if key]) < max(1, len(keys) // 2):
         raise NotThisOutput("has no header of nvidia-smi's columns (ask without noheader)")
@@ -270,38 +288,34 @@ def parse_list(text: str) -> GpuTable:
 
 
 def recognise(text: str) -> Observation | None:
-    """What looks like an output of nvidia-smi, whole or not, as an observation of one node; None:
-    it is something else."""
-    tool = _tool_of(text)
-    if tool is None:
-        return None
+    """What looks like output of nvidia-smi, whole or not, as an observation of one node; None: it
+    is something else."""
     answer = {"argv": ["nvidia-smi"], "code": 0, "text": text, "error": None, "installed": True}
-    return Observation(
-        probe="accelerators", scope="node", nodes=(0,), values={"tools": {tool: answer}}
-    )
+    tools = dict.fromkeys(_tools_of(text), answer)
+    if not tools:
+        return None
+    return Observation(probe="accelerators", scope="node", nodes=(0,), values={"tools": tools})
 
 
-def _tool_of(text: str) -> str | None:
-    start = text.lstrip()
-    if "<nvidia_smi_log" in text or _TEXT_HEADER.search(text):
-        return "query"
-    if re.search(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", text, re.MULTILINE):
-        return "links"
-    if re.search(r"^\s+Link \d+: .*Errors: ", text, re.MULTILINE):
-        return "link_errors"
-    if re.match(r"GPU \d+: .* \(UUID: ", start):
-        return "query"
-    if re.match(r"(?:\x1b\[\S*m)?\s*GPU0\s", start) and "CPU Affinity" in text:
-        return "topology"
+def _tools_of(text: str) -> Iterator[str]:
+    """The commands of which output is in the text, as the probe names them."""
+    found = [tool for tool, pattern in _OUTPUT_OF.items() if pattern.search(text)]
+    yield from found
+    of_links = "links" in found or "link_errors" in found
     names = {name for each in FIELDS for name in each.csv}
-    columns = [
-        re.sub(r"\s*\[[^\]]*\]$", "", each.strip()) for each in start.split("\n")[0].split(",")
-    ]
-    return (
-        "query"
-        if len(columns) > 1 and 2 * sum(c in names for c in columns) > len(columns)
-        else None
-    )
+    columns = [_without_unit(cell) for cell in text.lstrip().split("\n")[0].split(",")]
+    if (
+        "<nvidia_smi_log" in text
+        or _TEXT_HEADER.search(text)
+        or (_LISTED_FIRST.match(text) and not of_links)
+        or (len(columns) > 1 and 2 * sum(cell in names for cell in columns) > len(columns))
+    ):
+        yield "query"
+
+
+def _without_unit(column: str) -> str:
+    """`memory.total [MiB]` -> `memory.total`."""
+    return re.sub(r"\s*\[[^\]]*\]$", "", column.strip()[:200])
 
 
 def _texts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drillyard.acceptance.nvidia_smi import NotThisOutput
+from drillyard.acceptance.parsers.errors import NotThisOutput
 
 
 def parse_links(text: str) -> dict[int, list[float | None]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from drillyard.acceptance.collective_table import (
+from drillyard.acceptance.parsers.collective_table import (
     SHAPES,
     TYPE_BYTES,
     CollectiveTable,
@@ -30,7 +30,11 @@ from drillyard.loglines.prefixes import Origin, split_prefix
 LONGEST_LINE: Final = 4096
 _MOST_PROBLEMS: Final = 20
 
-_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER: Final = re.compile(r"(?:0|[1-9]\d{0,17})(?:\.\d+)?")
+_TWO_DECIMALS_BELOW: Final = {"time": 100.0, "algbw": 1000.0, "busbw": 1000.0}
+_ONE_DECIMAL_BELOW: Final = 10_000.0
+"""Numbers of a row below these have two decimals and one, in every version, and none more than two:
+getFloatStr, and before it `%7.2f`, `%7.1f` and `%7.0f` of times and `%6.2f` of bandwidths."""
 _E_NOTATION: Final = re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d+")
 _ROW_START: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*(?:\s|$)")
 _RANK: Final = re.compile(
@@ -248,7 +252,7 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
     if len(words) > 2 and _TIMESTAMP.fullmatch(words[-2]):
         words = words[:-2]
     if any(_E_NOTATION.fullmatch(word) for word in words):
-        return "a number in e-notation has too few digits to be checked"
+        return "a number in e-notation has too few digits to check"
     size, count, kind, *rest = words
     middle, figures = rest[:-8], rest[-8:]
     root: int | None = None
@@ -258,13 +262,14 @@ def _parse_row(line: str, columns: Sequence[str]) -> TableRow | str:
         return "a row has another number of columns"
     timings = [_timing(figures[:4]), _timing(figures[4:])]
     if timings[0] is None or timings[1] is None or len(size) > 18 or len(count) > 18:
-        return "a row has something else than numbers"
+        return "a row has a value that is not a number as nccl-tests prints it"
     operation = middle[0] if middle else ""
     return TableRow(int(size), int(count), kind, operation, root, timings[0], timings[1])
 
 
 def _timing(words: Sequence[str]) -> PrintedTiming | None:
-    numbers = [_printed(word) for word in words[:3]]
+    figures = zip(_TWO_DECIMALS_BELOW.values(), words[:3], strict=True)
+    numbers = [_row_number(word, below) for below, word in figures]
     wrong = words[3]
     if None in numbers or not (wrong == "N/A" or re.fullmatch(r"\d{1,18}", wrong)):
         return None
@@ -272,11 +277,20 @@ def _timing(words: Sequence[str]) -> PrintedTiming | None:
     return PrintedTiming(time, alg, bus, None if wrong == "N/A" else int(wrong))
 
 
+def _row_number(word: str, two_decimals_below: float) -> PrintedNumber | None:
+    """A number of a row; None where a digit is missing or was added."""
+    number, decimals = _printed(word), len(word.partition(".")[2])
+    if number is None:
+        return None
+    least = 2 if number.value < two_decimals_below else int(number.value < _ONE_DECIMAL_BELOW)
+    return number if least <= decimals <= 2 else None
+
+
 def _printed(word: str) -> PrintedNumber | None:
     """A number with the precision of its digits."""
+    decimals = len(word.partition(".")[2])
     if len(word) > 24 or _NUMBER.fullmatch(word) is None:
         return None
-    decimals = len(word.partition(".")[2])
     return PrintedNumber(float(word), 0.5 * 10.0**-decimals)
 
 

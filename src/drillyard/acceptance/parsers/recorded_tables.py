@@ -21,14 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from drillyard.acceptance.collective_table import (
+from drillyard.acceptance.parsers.collective_table import (
     CollectiveTable,
     PrintedNumber,
     PrintedTiming,
     TableRow,
     checked,
 )
-from drillyard.acceptance.nccl_tests import parse_nccl_tests
+from drillyard.acceptance.parsers.nccl_tests import parse_nccl_tests
 from drillyard.hardware.bandwidths import bus_factor
 
 _HEADING: Final = re.compile(r"#{1,6}\s+(.*)")

@@ -5,7 +5,7 @@ from tests.unit.acceptance.host_scenarios import expected, judged, observed
 
 from drillyard.acceptance.checks import kernel_log as check
 from drillyard.acceptance.checks import xids
-from drillyard.acceptance.kernel_log import host_events, parsed_lines, recognise, xid_events
+from drillyard.acceptance.parsers.kernel_log import host_events, parsed_lines, recognise, xid_events
 from drillyard.acceptance.results import Status
 
 HARMLESS = [
@@ -32,7 +32,7 @@ def log(*lines: str, second: float = 10.0, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("line", HARMLESS)
-def test_words_are_no_events(line: str) -> None:
+def test_words_do_not_match(line: str) -> None:
     lines = parsed_lines(log(line)["lines"])  # type: ignore[arg-type]
     assert list(xid_events(lines)) == []
     assert [rule.name for rule, _, counts in host_events(lines, 1000.0) if counts] == []
@@ -80,7 +80,7 @@ def test_a_job_that_ran_out_of_memory_is_not_the_nodes_fault() -> None:
     assert (recorded.status, passed.status) == (Status.recorded, Status.passed)
 
 
-def test_a_log_that_cannot_be_read_is_no_pass() -> None:
+def test_a_log_that_cannot_be_read_does_not_pass() -> None:
     refused = {"source": None, "lines": [], "tried": {"dmesg": "Operation not permitted"}}
     seen = observed("kernel_log", refused)
     for each in (check.CHECK, xids.CHECK):
@@ -91,7 +91,7 @@ def test_a_log_that_cannot_be_read_is_no_pass() -> None:
 
 
 @pytest.mark.parametrize("broken", [{"lines": None}, {"total_lines": 0}, {"lines": [1]}])
-def test_a_log_that_contradicts_itself_is_no_pass(broken: dict[str, object]) -> None:
+def test_a_log_that_contradicts_itself_does_not_pass(broken: dict[str, object]) -> None:
     seen = observed("kernel_log", log("made up", **broken))
     assert judged(check.CHECK, seen)[0].status is Status.incomplete
 
@@ -145,7 +145,7 @@ def test_xids_that_are_information(text: str) -> None:
     assert [status for status, _ in xid(text)] == [Status.recorded, Status.passed]
 
 
-def test_an_xid_that_is_not_known_is_no_pass() -> None:
+def test_an_xid_that_is_not_known_does_not_pass() -> None:
     assert [status for status, _ in xid("NVRM: Xid (PCI:0000:05:00): 999, new")] == [
         Status.incomplete
     ]

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from drillyard.acceptance.evidence import Observation
-from drillyard.acceptance.nvidia_smi import MOST_CHARACTERS, NotThisOutput
+from drillyard.acceptance.parsers.errors import MOST_CHARACTERS, NotThisOutput
 
 _ROOTS = {"DCGM GPU Diagnostic": 3, "DCGM Diagnostic": 4}
 _STATUSES = {
@@ -81,8 +81,13 @@ class DcgmResult:
     warnings: tuple[DcgmWarning, ...]
 
     @property
+    def good(self) -> bool:
+        """It passed or was skipped, without a warning."""
+        return self.status in ("pass", "skip") and not self.warnings
+
+    @property
     def severity(self) -> DcgmSeverity | None:
-        """The worst of its warnings: of those that need somebody the one that needs most."""
+        """The worst of its warnings; those that need an action come first."""
         order = [
             DcgmSeverity.ISOLATE,
             DcgmSeverity.TRIAGE,
@@ -134,10 +139,10 @@ def parse_dcgm(text: str) -> DcgmReport:
         raise NotThisOutput(
             f"is of DCGM {version}; under '{root}' only {_ROOTS[root]} is known"
             if major in _ROOTS.values()
-            else f"is of DCGM {version}, which is not known"
+            else f"is of DCGM {version}, an unknown version"
         )
     if version is None and _ROOTS[root] != 3:
-        raise NotThisOutput("does not say of which version of DCGM it is")
+        raise NotThisOutput("does not state its version of DCGM")
     for place in (body, document):
         if error := place.get("runtime_error") or place.get("error"):
             raise NotThisOutput(f"reports an error of DCGM: {str(error)[:200]}")
@@ -146,7 +151,7 @@ def parse_dcgm(text: str) -> DcgmReport:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotThisOutput(f"lacks or misplaces a field ({error})") from None
     if not results:
-        raise NotThisOutput("has no test")
+        raise NotThisOutput("has no tests")
     return DcgmReport(version, results)
 
 
@@ -166,21 +171,35 @@ def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:
         for key in ("version", "DCGM Version", "dcgm_version"):
             if (found := place.get(key)) is not None:
                 if not re.match(r"[0-9]{1,6}\.[0-9]", str(found)):
-                    raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', which is not known")
+                    raise NotThisOutput(f"is of DCGM '{str(found)[:40]}', an unknown version")
                 return str(found)
     return None
 
 
 def _results(categories: list[Any]) -> Iterator[DcgmResult]:
     for category in categories:
-        for test in category["tests"]:
-            # DCGM 3.0 writes null between tests.
-            for result in test["results"] if test is not None else ():
-                warnings = tuple(_warning(each) for each in _list(result.get("warnings")))
-                word = str(result["status"])
-                status = _STATUSES.get(" ".join(word.lower().split()), word)
-                for gpu, entity in _entities(result):
-                    yield DcgmResult(str(test["name"]), gpu, entity, status, warnings)
+        # DCGM 3.0 writes null between tests.
+        for test in filter(None, category["tests"]):
+            name = str(test["name"])
+            found = [
+                DcgmResult(name, gpu, entity, *_judged(result))
+                for result in test["results"]
+                for gpu, entity in _entities(result)
+            ]
+            yield from found
+            # What is wrong with the whole test, and with none of its GPUs.
+            whole = DcgmResult(name, None, "the node", *_judged(test.get("test_summary")))
+            if not whole.good and all(each.good for each in found):
+                yield whole
+
+
+def _judged(result: dict[str, Any] | None) -> tuple[str, tuple[DcgmWarning, ...]]:
+    """Status and warnings; DCGM 3 has no summary of a test."""
+    if result is None:
+        return "pass", ()
+    word = str(result["status"])
+    status = _STATUSES.get(" ".join(word.lower().split()), word)
+    return status, tuple(_warning(each) for each in _list(result.get("warnings")))
 
 
 def _entities(result: dict[str, Any]) -> Iterator[tuple[int | None, str]]:

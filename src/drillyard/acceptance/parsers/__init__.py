@@ -1,0 +1,1 @@
+"""What other programs print, parsed: nvidia-smi, dcgmi, nccl-tests, the kernel log."""
