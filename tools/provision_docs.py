@@ -1,7 +1,7 @@
-"""Write the table of machines and ways of buying into docs/provision.md, by planning a cluster of
-each: `python tools/provision_docs.py`.
+"""Write the tables of machines and ways of buying into docs/provision.md (GKE) and
+docs/virtual_machines.md, by planning a cluster of each: `python tools/provision_docs.py`.
 
-`--check` writes nothing and exits with 1 where the page has another table.
+`--check` writes nothing and exits with 1 where a page has another table.
 """
 
 from __future__ import annotations
@@ -9,35 +9,45 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from drillyard.config.cluster import cluster_model
 from drillyard.config.creation import Consumption
+from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.provisioner import plan_cluster
 
-PAGE = Path(__file__).parents[1] / "docs/provision.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"gke": DOCS / "provision.md", "gce": DOCS / "virtual_machines.md"}
+FURTHER: dict[str, dict[str, Any]] = {"gke": {}, "gce": {"gce": {"os_login": True, "user": "me"}}}
+"""Settings without which a platform has no cluster."""
 BEGIN, END = "<!-- made by python tools/provision_docs.py -->", "<!-- end of what it made -->"
 ZONE = "us-central1-b"
 MODES = get_args(Consumption)
 
 
-def table() -> str:
+def table(platform: str) -> str:
     """The table: a price of a node-hour, `--price` where none is known, or the number of the error;
     then the errors with their machines."""
-    rows, refused = [], {}
+    rows: list[str] = []
+    refused: dict[str, dict[str, list[str]]] = {}
     dates = []
+    modes = [mode for mode in MODES if mode in platforms()[platform].consumption]
     for machine in catalog().machines.values():
         if machine.cloud != "gcp":
             continue
         cells = []
-        for mode in MODES:
+        for mode in modes:
             try:
-                line = next(line for line in planned(machine.name, mode).prices if line.pool)
+                line = next(
+                    line for line in planned(platform, machine.name, mode).prices if line.pool
+                )
             except UserError as error:
-                text = str(error).splitlines()[0].removeprefix("consumption: ")
+                line_of_error = str(error).splitlines()[0]
+                text = line_of_error.partition(": ")[2]
+                text = text.removeprefix(f"{mode}: ").removeprefix("missing: ")
                 reason = text.replace(machine.name, "MACHINE").replace(f"'{mode}'", "MODE")
                 refused.setdefault(reason, {}).setdefault(mode, []).append(machine.name)
                 cells.append(f"no ({list(refused).index(reason) + 1})")
@@ -49,15 +59,15 @@ def table() -> str:
             dates.append(node.date)
             cells.append(f"{node.value:,.2f}{'?' if node.unverified else ''}")
         rows.append(f"| `{machine.name}` | {' | '.join(cells)} |")
-    lines = [f"| machine | {' | '.join(MODES)} |", "|---" * (len(MODES) + 1) + "|", *rows, ""]
+    lines = [f"| machine | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|", *rows, ""]
     about = (
         f"Dollars per node-hour in {ZONE.rpartition('-')[0]}, the oldest of {min(dates)}; `?`: no"
         " primary source confirms it; `--price`: none is known, so `up` asks for one. What is not"
         " sold, or cannot be made, gets one of these errors:"
     )
     lines += [*textwrap.wrap(about, 120), ""]
-    for number, (reason, modes) in enumerate(refused.items(), 1):
-        where = "; ".join(f"{mode}: {', '.join(names)}" for mode, names in modes.items())
+    for number, (reason, by_mode) in enumerate(refused.items(), 1):
+        where = "; ".join(f"{mode}: {', '.join(names)}" for mode, names in by_mode.items())
         lines += textwrap.wrap(
             f"{number}. {reason} ({where})",
             120,
@@ -67,11 +77,12 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def planned(machine: str, mode: str) -> ClusterPlan:
+def planned(platform: str, machine: str, mode: str) -> ClusterPlan:
     """The plan of two nodes of `machine` bought by `mode`. Raises UserError."""
     content = {
         "name": "table",
-        "platform": "gke",
+        "platform": platform,
+        **FURTHER[platform],
         "location": {"project": "my-project", "region": ZONE.rpartition("-")[0], "zone": ZONE},
         "machine": machine,
         "nodes": 2,
@@ -83,20 +94,23 @@ def planned(machine: str, mode: str) -> ClusterPlan:
     return plan_cluster(cluster_model().model_validate(content))
 
 
-def page(text: str) -> str:
-    """The text of the page with today's table."""
+def page(platform: str, text: str) -> str:
+    """The text of the platform's page with today's table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table(platform)}\n\n{END}{after}"
 
 
 def main() -> int:
-    """Write the page, or compare it."""
-    text = PAGE.read_text(encoding="utf-8")
-    if sys.argv[1:] == ["--check"]:
-        return int(text != page(text))
-    PAGE.write_text(page(text), encoding="utf-8")
-    return 0
+    """Write the pages, or compare them."""
+    differ = False
+    for platform, path in PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        made = page(platform, text)
+        differ = differ or made != text
+        if sys.argv[1:] != ["--check"]:
+            path.write_text(made, encoding="utf-8")
+    return int(differ and sys.argv[1:] == ["--check"])
 
 
 if __name__ == "__main__":

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drillyard.provision.cluster_plan import ClusterPlan
+    from drillyard.provision.made_hosts import MadeHost
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Unlock = Annotated[
@@ -24,7 +31,12 @@ def up(
     hardware: Hardware = None,
     yes: Yes = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Put what `launch` needs into CLUSTER, not on stdout.")
+        bool,
+        typer.Option(
+            "--write",
+            help="Put what `launch` needs into CLUSTER, or of hosts into CLUSTER-ssh.yaml, not on"
+            " stdout.",
+        ),
     ] = False,
     secret: Annotated[
         list[str] | None,
@@ -57,6 +69,9 @@ def up(
         unlock=unlock,
     )
     made = bring_up(request, real_stages(planned), secret or [])
+    if made.hosts:
+        _give_hosts(config, plan, made.hosts, write=write)
+        return
     found = launch_config(config, plan, made, overrides or ())
     if write and write_launch_config(config, found):
         print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
@@ -99,6 +114,23 @@ def down(
     request = Request(planned.plan, command, command, yes=yes, unlock=unlock)
     options = DownOptions(delete_data=delete_data, ignore_runs=ignore_runs)
     raise typer.Exit(take_down(request, real_stages(planned), options))
+
+
+def _give_hosts(config: Path, plan: ClusterPlan, hosts: Sequence[MadeHost], *, write: bool) -> None:
+    """Print the config of platform ssh for `launch`, or write it beside the cluster's own."""
+    from drillyard.provision.made_hosts import (
+        launch_file_of,
+        launch_text_of_hosts,
+        write_launch_file,
+    )
+
+    text = launch_text_of_hosts(plan, hosts, config.name)
+    if write:
+        path = launch_file_of(config)
+        write_launch_file(path, text)
+        print(f"drillyard launch RUN.YAML --cluster {shlex.quote(str(path))}", file=sys.stderr)
+    else:
+        typer.echo(text, nl=False)
 
 
 def _hardware(path: Path | None) -> list[str]:

@@ -160,7 +160,7 @@ def cluster_model() -> type[ClusterConfig]:
     launched, estimated = by_use()
     description = f"What runs the job: {', '.join(launched[:-1])} or {launched[-1]}."
     if estimated:
-        description += f" For estimates alone: {', '.join(estimated)}."
+        description += f" Without a launcher: {', '.join(estimated)}."
     return with_sections(
         platforms(), platform=(Literal[names], Field(description=description, examples=["local"]))
     )

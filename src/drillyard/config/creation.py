@@ -146,7 +146,11 @@ class CreationConfig(StrictModel):
         default=True, description="Nodes without public addresses, behind Cloud NAT."
     )
     authorized_networks: list[Range] = Field(
-        default=[], description="Ranges that may reach the control plane; default: any, with login."
+        default=[],
+        description=(
+            "Ranges that may reach the control plane, by default any, with login; of platform gce"
+            " those that may reach public nodes by ssh."
+        ),
     )
     gpu_driver: Literal["default", "latest"] | None = Field(
         default=None,

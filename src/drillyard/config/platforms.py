@@ -134,6 +134,8 @@ class PlatformFacts:
     also of one that lacks settings, cannot be created."""
     instead_of_provisioning: str = "runs start there with `drillyard launch`"
     """What to do where `drillyard cluster` cannot create a cluster of the platform."""
+    instead_of_launching: str = ""
+    """What to do where the platform has no launcher; `{file}` becomes the cluster config."""
     cluster_check: str = ""
     """The `module:name` of a function (`launch/cluster_check.py`) with which `drillyard cluster
     status` looks at all nodes of a cluster that exists; empty: it cannot."""
@@ -141,6 +143,9 @@ class PlatformFacts:
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
 
+_ON_OWN_MACHINES = (
+    "make the machines yourself, and run on them with platform: ssh, slurm or kubernetes"
+)
 _BUILT_IN: dict[str, str | PlatformFacts] = {
     "local": "drillyard.launch.hosts.config:LOCAL",
     "ssh": "drillyard.launch.hosts.config:SSH",
@@ -148,21 +153,14 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
     "kubernetes": "drillyard.launch.kubernetes.config:KUBERNETES",
     "gke": "drillyard.launch.kubernetes.config:GKE",
     "vertex": "drillyard.launch.vertex.config:VERTEX",
-    "gce": PlatformFacts(
-        required=("location.project", "location.zone", "machine", "consumption"),
-        optional=("location", "storage", "reservation", "image"),
-        consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
-        cloud="gcp",
-        instead_of_provisioning="make the machines yourself, and run on them with platform: ssh",
-    ),
+    "gce": "drillyard.provision.gce.config:GCE",
     "nebius": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption"),
         optional=("location", "storage", "reservation", "image"),
         consumption=("on-demand", "reservation", "spot"),
         cloud="nebius",
-        instead_of_provisioning=(
-            "make the machines yourself, and run on them with platform: ssh, slurm or kubernetes"
-        ),
+        instead_of_provisioning=_ON_OWN_MACHINES,
+        instead_of_launching=_ON_OWN_MACHINES,
     ),
 }
 """Facts by platform, or the `module:name` that has those of a launcher."""
@@ -184,7 +182,7 @@ def platforms() -> dict[str, PlatformFacts]:
 
 
 def by_use() -> tuple[list[str], list[str]]:
-    """The platforms with a launcher, and those that can only be estimated."""
+    """The platforms with a launcher, and those that can only be created or estimated."""
     launched = [name for name, facts in platforms().items() if facts.launcher]
     return launched, [name for name in platforms() if name not in launched]
 

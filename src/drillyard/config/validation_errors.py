@@ -254,7 +254,7 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
     if path == ("platform",):
         choices, estimated = by_use()
         message = f"found {describe_value(value)}; allowed: {describe(Literal[tuple(choices)])}"
-        message += f"; for estimates alone: {', '.join(estimated)}" if estimated else ""
+        message += f"; without a launcher: {', '.join(estimated)}" if estimated else ""
     meant = closest_name(value, choices, cutoff=0.8) if isinstance(value, str) else None
     if isinstance(value, str) and _OTHER_VALUES.get(value.lower()) in choices:
         meant = _OTHER_VALUES[value.lower()]

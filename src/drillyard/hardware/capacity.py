@@ -201,7 +201,7 @@ def _quantities_of_cluster(
     networks = {each for pool in pools for each in _networks(cluster, pool, known)}
     vpcs, subnets = len({each.vpc for each in networks}), len(networks)
     creation = _creation(cluster)
-    cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION
+    cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if _has_pods(cluster) else 0
     cpu_pool = _cpu_machine(cluster, known)
     every = nodes + cpu_nodes
     return {
@@ -224,9 +224,16 @@ def _networks(cluster: ClusterConfig, pool: _Pool, known: Catalog) -> tuple[Addi
     stack = known.network_stack(stack_name(cluster, machine, known))
     own = machine.pods is not None and stack.name == machine.network_stack
     asked = getattr(cluster.section, "pod_network", None) == "dranet"
-    if stack.device_class is not None and (own or asked):
+    if _has_pods(cluster) and stack.device_class is not None and (own or asked):
         return ()
     return stack.additional_networks(machine)
+
+
+def _has_pods(cluster: ClusterConfig) -> bool:
+    """Whether runs are pods: then controllers have nodes of their own, too."""
+    from drillyard.config.platforms import platforms
+
+    return platforms()[cluster.platform].in_pods
 
 
 def _creation(cluster: ClusterConfig) -> CreationConfig:

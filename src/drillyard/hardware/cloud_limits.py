@@ -1,9 +1,10 @@
-"""What Google Cloud allows, whatever the machine: numbers, address ranges, ways of buying.
+"""What Google Cloud allows, whatever the machine: numbers, address ranges, ways of buying, images.
 
     limit("boot-disk").allows(200)
     way_of_buying("flex-start").longest_hours      # 168
 
-The facts are in limits.yaml, address_ranges.yaml and consumption.yaml, each with source and date.
+The facts are in limits.yaml, address_ranges.yaml, consumption.yaml and boot_images.yaml, each with
+source and date.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ class WayOfBuying(CatalogRow):
     gke_versions: tuple[GkeVersion, ...] = ()
 
 
+class BootImage(CatalogRow):
+    """The image of a virtual machine's boot disk, PROJECT/FAMILY; `name`: its architecture."""
+
+    name: str
+    image: str
+
+
 def limit(name: str) -> Limit:
     """The limit of this name, which limits.yaml has."""
     return _limits()[name]
@@ -77,6 +85,12 @@ def disk_limit(disk: str) -> Limit:
 def way_of_buying(name: str) -> WayOfBuying:
     """What consumption.yaml says of a way of buying; without bounds where it has none."""
     return _ways()[name]
+
+
+def boot_image(architecture: str) -> BootImage:
+    """The image for machines of this architecture."""
+    rows = {row.name: row for row in packaged_rows(BootImage, "boot_images")}
+    return rows[architecture]
 
 
 @cache

@@ -332,12 +332,17 @@ def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> La
     return launcher_class(cluster.platform)(cluster, programs or Programs())
 
 
-def launcher_class(platform: str) -> type[Launcher[Any]]:
-    """The launcher class of a platform. Raises UserError where there is none."""
+def launcher_class(platform: str, file: str = "FILE") -> type[Launcher[Any]]:
+    """The launcher class of a platform. Raises UserError where there is none, with what to do with
+    the cluster config `file`."""
     facts = platforms().get(platform)
     if facts is None or not facts.launcher:
         able = ", ".join(name for name, each in platforms().items() if each.launcher)
-        raise ConfigError(f"platform {platform} cannot be launched on yet; these can: {able}")
+        instead = "" if facts is None else facts.instead_of_launching.replace("{file}", file)
+        raise ConfigError(
+            f"platform {platform}: no run is launched there{instead and f': {instead}'}\nPlatforms"
+            f" with a launcher: {able}"
+        )
     found: type[Launcher[Any]] = (
         resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
     )

@@ -134,12 +134,18 @@ def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
     return f"{machine.name} has no '{wanted}' ({source}); remove it, or write {choice}"
 
 
+def needs_prolog(settings: Mapping[str, str]) -> bool:
+    """Whether the variables of a stack on hosts name a job's own daemon, which the scheduler's
+    prolog starts."""
+    return "_JOB_ID}" in str(settings)
+
+
 def _require_prolog(
     cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]
 ) -> None:
     """Raise UserError where the settings name a job's daemon and the scheduler does not start
     one."""
-    if "_JOB_ID}" in str(settings) and not platforms()[cluster.platform].has_prolog:
+    if needs_prolog(settings) and not platforms()[cluster.platform].has_prolog:
         can = (name for name, each in platforms().items() if each.has_prolog or each.in_pods)
         able = ", ".join(name for name in can if platforms()[name].launcher)
         raise UserError(

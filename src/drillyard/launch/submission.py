@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,7 +97,7 @@ def load_cluster(
     platform = content.get("platform") if isinstance(content, dict) else None
     if isinstance(platform, str) and platform in platforms():
         # Refuse a platform without a launcher before asking for more of its config.
-        launcher_class(platform)
+        launcher_class(platform, shlex.quote(str(path)))
     cluster = load_cluster_config(
         path, [*overrides, *([f"nodes={nodes}"] if nodes else [])], resolve_environment=False
     )

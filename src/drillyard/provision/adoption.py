@@ -35,6 +35,7 @@ IMPORT_IDS = {
     ),
     "google_compute_address": "projects/{project}/regions/{region}/addresses/{name}",
     "google_compute_firewall": "projects/{project}/global/firewalls/{name}",
+    "google_compute_instance": "projects/{project}/zones/{zone}/instances/{name}",
     "google_compute_global_address": "projects/{project}/global/addresses/{name}",
     "google_compute_network": "projects/{project}/global/networks/{name}",
     "google_compute_resource_policy": (

@@ -109,6 +109,18 @@ class ChartRelease:
 
 
 @dataclass(frozen=True)
+class HostLogin:
+    """How one logs in to the hosts of a cluster without Kubernetes. `through_iap`: by Google's
+    tunnel, as they have no public addresses; `hosts`: Terraform's addresses of the virtual
+    machines, the first one is rank 0's."""
+
+    user: str
+    identity_file: str | None
+    through_iap: bool
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
     """A cluster before it exists."""
 
@@ -135,13 +147,16 @@ class ClusterPlan:
     fields: tuple[ExplainedField, ...] = ()
     """Why every field is as it is (`--explain`)."""
     launch_settings: Mapping[str, Any] | None = None
-    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`."""
+    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`; of
+    a cluster of hosts its whole config, without the hosts."""
     version_needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
     """A bucket that the config takes as it is: never the cluster's to delete."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
+    login: HostLogin | None = None
+    """None: it is a cluster of Kubernetes."""
 
     @property
     def made_by_terraform(self) -> tuple[PlannedResource, ...]:

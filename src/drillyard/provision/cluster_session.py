@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -15,6 +16,7 @@ from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.existing_objects import ComparedCluster
 from drillyard.provision.google.endpoints import require_terraform_endpoints
+from drillyard.provision.made_hosts import MadeHost
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
@@ -129,6 +131,11 @@ class Stages:
     install_releases: Callable[[ClusterPlan, str | None], None]
     write_secret: Callable[[str, str], str]
     """Writes the value of an environment variable into the cluster; SECRET/KEY."""
+    write_login: Callable[[ClusterPlan, Sequence[MadeHost]], Path]
+    """Writes the ssh configuration of the hosts; its path."""
+    remove_login: Callable[[ClusterPlan], None]
+    running_on_hosts: Callable[[ClusterPlan, Sequence[MadeHost]], Sequence[str]]
+    """Raises UnreachableError where that is not known."""
     running_workloads: Callable[[str], Sequence[Any]]
     delete_workloads: Callable[[str], Sequence[str] | None]
     """The disks that stay."""
@@ -138,6 +145,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
     """The services of Google and of the cluster's Kubernetes, for a plan and its facts. Each module
     is imported when its first function is called."""
     google, inside = "drillyard.provision.google", "drillyard.provision.kubernetes_stage"
+    hosts, on_hosts = "drillyard.provision.made_hosts", "drillyard.provision.hosts_stage"
 
     def lazy(module: str, name: str) -> Callable[..., Any]:
         return lambda *arguments: resolve_name(f"{module}:{name}")(*arguments)
@@ -158,10 +166,15 @@ def real_stages(planned: PlannedCluster) -> Stages:
         ),
         write_secret=write_secret,
         image_digest=lazy("drillyard.provision.image_registry", "image_digest"),
+        require_programs=lazy(
+            inside if planned.plan.login is None else on_hosts, "require_programs"
+        ),
+        write_login=lazy(hosts, "write_login"),
+        remove_login=lazy(hosts, "remove_login"),
+        running_on_hosts=lazy(on_hosts, "running_on_hosts"),
         **{
             name: lazy(inside, name)
             for name in (
-                "require_programs",
                 "write_context",
                 "remove_context",
                 "compare_existing",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from drillyard.errors import UserError
 from drillyard.formatting import plural
@@ -74,7 +74,11 @@ def cluster_status(
             unread.append(f"{what}: {error}")
             return None
 
-    objects = read("Kubernetes", lambda: cluster_objects_status(plan, context))
+    if plan.login is None:
+        objects = read("Kubernetes", lambda: cluster_objects_status(plan, context))
+    else:
+        status = resolve_name("drillyard.provision.hosts_stage:hosts_status")
+        objects = read("hosts", lambda: cast(ClusterObjects, status(plan)))
     drift = None if drift_of is None else read(_DRIFT, lambda: drift_of(plan))
     cost = None
     if objects is not None and objects.created:

@@ -19,6 +19,7 @@ from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt_interrupted
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
+from drillyard.provision.made_hosts import HOST_KIND, made_hosts
 from drillyard.provision.provider_errors import kind_of
 from drillyard.provision.provisioner import require_created
 from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
@@ -27,6 +28,8 @@ from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.up import CLUSTER
 
 BUCKET_KIND = "google_storage_bucket"
+_PROTECTED = ("google_container_cluster", HOST_KIND)
+"""Kinds that Google and Terraform can keep from being deleted."""
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 15.0
 """Before the second attempt, then twice as long each time: what uses a thing ends a little
@@ -63,7 +66,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
             if (why := remove_state_bucket(plan)) is not None:
                 request.report(f"gs://{plan.state_bucket} stays: {why}")
     remove_working_directory(status_directory(plan.project, plan.name))
-    stages.remove_context(plan)
+    (stages.remove_context if plan.login is None else stages.remove_login)(plan)
     return _check_leaks(request, stages, kept)
 
 
@@ -72,7 +75,11 @@ def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataB
     request, terraform = opened.request, opened.terraform
     state = list(opened.bucket.resources().values())
     _require_unprotected_cluster(state)
-    context = _idle_context(opened, stages, options, state)
+    context = None
+    if request.plan.login is not None:
+        _require_idle_hosts(opened, stages, options, state)
+    else:
+        context = _idle_context(opened, stages, options, state)
     buckets = _data_buckets(request.plan, opened.bucket, state)
     kept = [each.name for each in buckets if each.has_data and not options.delete_data]
     in_state = {each.attributes["name"]: each.address for each in state if each.kind == BUCKET_KIND}
@@ -130,17 +137,18 @@ def _remove_buckets(
 
 
 def _require_unprotected(plan: ClusterPlan) -> None:
-    for body in plan.terraform.get("resource", {}).get("google_container_cluster", {}).values():
-        if body.get("deletion_protection"):
-            raise UserError(
-                "cluster.deletion_protection: is true\nSet it to false, run drillyard cluster up,"
-                " then this again. Nothing was changed."
-            )
+    resources = plan.terraform.get("resource", {})
+    bodies = [body for kind in _PROTECTED for body in resources.get(kind, {}).values()]
+    if any(body.get("deletion_protection") for body in bodies):
+        raise UserError(
+            "cluster.deletion_protection: is true\nSet it to false, run drillyard cluster up,"
+            " then this again. Nothing was changed."
+        )
 
 
 def _require_unprotected_cluster(state: Sequence[StateResource]) -> None:
     for each in state:
-        if each.kind == "google_container_cluster" and each.attributes.get("deletion_protection"):
+        if each.kind in _PROTECTED and each.attributes.get("deletion_protection"):
             raise UserError(
                 f"{each.address}: is protected from deletion, as the last up made it\nRun drillyard"
                 " cluster up with cluster.deletion_protection: false, then this again. Nothing was"
@@ -183,6 +191,34 @@ def _idle_context(
             " them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
         )
     return context
+
+
+def _require_idle_hosts(
+    opened: Session, stages: Stages, options: DownOptions, state: Sequence[StateResource]
+) -> None:
+    """Raise UserError where runs go on on the hosts, or where that is unknown. Hosts that somebody
+    has deleted are not asked."""
+    request = opened.request
+    hosts = made_hosts({each.address: each for each in state})
+    if options.ignore_runs or not hosts:
+        return
+    try:
+        runs = list(stages.running_on_hosts(request.plan, hosts))
+    except UnreachableError as error:
+        drift = opened.terraform.plan().drift
+        left = [each for each in hosts if drift.get(each.key) != "delete"]
+        if not left:
+            request.report("the hosts are gone already")
+            return
+        raise UserError(
+            f"whether runs go on is not known: {error}\nWhere none does: {request.command}"
+            " --ignore-runs"
+        ) from None
+    if runs:
+        raise UserError(
+            f"{plural(len(runs), 'run')} on the hosts: {', '.join(runs[:5])}\nWait for them, or"
+            " cancel them: drillyard runs cancel RUN. Nothing was changed."
+        )
 
 
 def _is_gone(opened: Session) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from drillyard.plan_files import packaged_chart, write_plan_files
-from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, ChartRelease, ClusterPlan
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
 
@@ -22,8 +22,7 @@ _MADE_BY = "Made by `drillyard cluster plan --output`."
 _HEADER = """\
 #!/bin/sh
 # Cluster {name}: what `drillyard cluster up` does, in order. Made by `drillyard cluster plan --output`.
-# Needs gcloud (gcloud auth login; gcloud auth application-default login), terraform, helm and
-# gke-gcloud-auth-plugin. It can be run again after an error.
+# Needs gcloud (gcloud auth login; gcloud auth application-default login), {programs}. It can be run again after an error.
 set -eu
 cd "$(dirname -- "$0")"
 """  # noqa: E501
@@ -80,7 +79,7 @@ def write_cluster_plan(
 
 def _steps(plan: ClusterPlan) -> Iterator[str]:
     project, bucket = f"--project={plan.project}", f"gs://{plan.state_bucket}"
-    yield _HEADER.format(name=plan.name)
+    yield _HEADER.format(name=plan.name, programs=_programs(plan))
     if plan.services:
         yield "# The APIs of the project."
         yield f"{_shell('gcloud', 'services', 'enable', *plan.services, project)}\n"
@@ -104,6 +103,12 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
     yield "# Everything in the cloud; Terraform shows it and asks."
     yield "terraform init -input=false"
     yield "terraform apply\n"
+    if plan.login is not None:
+        yield "# The hosts. `drillyard cluster up` of the same config makes the file for launch."
+        own = f"--filter=labels.{CLUSTER_LABEL}={plan.name}"
+        yield _shell("gcloud", "compute", "instances", "list", own, project)
+        yield ""
+        return
     yield "# Access to the cluster."
     location = f"--location={_cluster_location(plan)}"
     yield _shell("gcloud", "container", "clusters", "get-credentials", plan.name, location, project)
@@ -111,6 +116,12 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
         yield f"\n# {release.name} {release.version}"
         yield _install(plan, release)
     yield ""
+
+
+def _programs(plan: ClusterPlan) -> str:
+    if plan.login is not None:
+        return "terraform"
+    return "terraform, helm and\n# gke-gcloud-auth-plugin"
 
 
 def _install(plan: ClusterPlan, release: ChartRelease) -> str:

@@ -23,6 +23,7 @@ _TITLES = {
     "google_compute_router_nat": "NAT gateways",
     "google_compute_firewall": "firewall rules",
     "google_compute_resource_policy": "placement policies",
+    "google_compute_instance": "virtual machines",
     "google_container_cluster": "clusters",
     "google_container_node_pool": "node pools",
     "google_service_account": "service accounts",

@@ -46,16 +46,21 @@ def cluster_prices(
     creation: CreationConfig,
     facts: Catalog,
     given: Mapping[str, float] | None = None,
+    *,
+    controllers: bool = True,
 ) -> tuple[PriceLine, ...]:
     """The parts of a cluster and their prices in US dollars per hour, in the order of creation.
 
-    `given` are the user's prices of a node-hour by the pool's name (`prices_given`). Raises
-    UserError for a machine of the controllers that the catalog does not know.
+    `given` are the user's prices of a node-hour by the pool's name (`prices_given`); `controllers`:
+    whether it has a control plane, and nodes for controllers. Raises UserError for a machine of the
+    controllers that the catalog does not know.
     """
     region, own = pools[0].region, given or {}
-    cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION
-    lines = [_part("control plane", 1, facts, "gke-control-plane", region)]
-    lines += _cpu_pool(creation, cpu_nodes, facts, region, own.get(CPU_POOL))
+    cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if controllers else 0
+    lines: list[PriceLine] = []
+    if controllers:
+        lines.append(_part("control plane", 1, facts, "gke-control-plane", region))
+        lines += _cpu_pool(creation, cpu_nodes, facts, region, own.get(CPU_POOL))
     for pool in pools:
         lines += _gpu_pool(pool, creation, facts, own.get(pool.name))
     running = cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
@@ -65,7 +70,9 @@ def cluster_prices(
     return (*lines, *_addresses("addresses of nodes", running, every, facts, region))
 
 
-def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float]:
+def prices_given(
+    texts: Sequence[str], pools: Sequence[Pool], *, controllers: bool = True
+) -> dict[str, float]:
     """The prices of `--price`: `USD` of a node-hour of the only GPU pool, or `POOL=USD`. Raises
     UserError for a pool that there is not, a price given twice, and one that is not above 0."""
     found: dict[str, float] = {}
@@ -82,10 +89,10 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
                     f" {' or '.join(f'--price {each}={text}' for each in names)}"
                 )
             name = names[0]
-        if name not in (*names, CPU_POOL):
+        known = (*names, CPU_POOL) if controllers else names
+        if name not in known:
             raise UserError(
-                f"--price {text}: there is no pool {name}; the pools are"
-                f" {', '.join((*names, CPU_POOL))}"
+                f"--price {text}: there is no pool {name}; the pools are {', '.join(known)}"
             )
         if name in found:
             raise UserError(f"--price {text}: the price of {name} is given twice; give one")

@@ -133,7 +133,9 @@ def plan_file(
     facts = load_catalog(hardware or cluster.hardware)
     plan = plan_cluster(cluster, facts)
     if prices:
-        given = prices_given(prices, plan.pools)
+        controllers = plan.login is None
+        given = prices_given(prices, plan.pools, controllers=controllers)
         creation = cluster.cluster or CreationConfig()
-        plan = replace(plan, prices=cluster_prices(plan.pools, creation, facts, given))
+        priced = cluster_prices(plan.pools, creation, facts, given, controllers=controllers)
+        plan = replace(plan, prices=priced)
     return PlannedCluster(cluster, facts, plan)

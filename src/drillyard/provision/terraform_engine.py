@@ -350,6 +350,11 @@ def remove_working_directory(directory: Path) -> None:
             (directory / name).unlink()
     with contextlib.suppress(OSError):
         shutil.rmtree(directory / ".terraform")
+    remove_empty_directories(directory)
+
+
+def remove_empty_directories(directory: Path) -> None:
+    """Remove the directory of a cluster, and those above it, where nothing is left in them."""
     for each in (directory, directory.parent, _clusters()):
         with contextlib.suppress(OSError):
             each.rmdir()

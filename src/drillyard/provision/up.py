@@ -1,4 +1,5 @@
-"""`drillyard cluster up`: from a cluster config to a cluster that takes runs.
+"""`drillyard cluster up`: from a cluster config to a cluster that takes runs, of Kubernetes or of
+hosts that are reached by ssh.
 
 Each step can be repeated, and the command continues wherever an earlier one ended: what exists is
 in Terraform's state, or found again (`adoption.py`), and charts are installed over themselves. The
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from typing import Any
 
 from drillyard.config.load import yaml_text
 from drillyard.config.yaml_document import parse_document
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
+from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
@@ -28,12 +31,24 @@ from drillyard.provision.installer_images import (
     with_digests,
 )
 from drillyard.provision.launch_file import launch_values, with_values
+from drillyard.provision.made_hosts import HOST_KIND, MadeHost, made_hosts, planned_hosts
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
-from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
+from drillyard.provision.terraform_output import (
+    Action,
+    Change,
+    PlannedChanges,
+    StateResource,
+    changes_text,
+)
 from drillyard.safe_files import describe_os_error, replace_file
 
 _POOLS = ("google_container_node_pool", "google_container_cluster")
+_IN_PLACE = {
+    *("labels", "effective_labels", "terraform_labels"),
+    *("metadata", "desired_status", "deletion_protection"),
+}
+"""What of a host changes while it runs, or starts it."""
 _DESTROYING: tuple[Action, ...] = ("replace", "delete")
 CLUSTER = "google_container_cluster.cluster"
 
@@ -41,10 +56,11 @@ CLUSTER = "google_container_cluster.cluster"
 @dataclass(frozen=True)
 class MadeCluster:
     """A cluster that takes runs: its kubeconfig context, and SECRET/KEY by the variable that
-    `--secret` named."""
+    `--secret` named; of one without Kubernetes its hosts."""
 
     context: str
     secrets: Mapping[str, str]
+    hosts: tuple[MadeHost, ...] = ()
 
 
 def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> MadeCluster:
@@ -59,6 +75,11 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     if not plan.terraform:
         return _complete_existing(request, stages, secrets)
+    if secrets and plan.login is not None:
+        raise UserError(
+            f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; runs on hosts get it"
+            " from the environment of `drillyard launch`: leave it out"
+        )
     require_prices(plan)
     program = terraform_program(plan)
     stages.require_programs(plan)
@@ -75,6 +96,8 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
         with session(request, program) as opened:
             _apply(opened, stages)
             state = opened.bucket.resources()
+            if plan.login is not None:
+                return _reach_hosts(request, stages, state)
             context = stages.write_context(plan, state[CLUSTER].attributes)
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
@@ -82,6 +105,20 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             stages.install_releases(with_digests(plan, digests), context)
             written = {name: stages.write_secret(context, name) for name in secrets}
     return MadeCluster(context, written)
+
+
+def _reach_hosts(
+    request: Request, stages: Stages, state: Mapping[str, StateResource]
+) -> MadeCluster:
+    assert request.plan.login is not None
+    hosts = planned_hosts(request.plan, made_hosts(state))
+    path = stages.write_login(request.plan, hosts)
+    login = f"ssh -F {shlex.quote(str(path))} -l {request.plan.login.user} {hosts[0].name}"
+    request.report(
+        f"{plural(len(hosts), 'host')} made; drillyard cluster status says when they answer. By"
+        f" hand: {login}"
+    )
+    return MadeCluster("", {}, hosts)
 
 
 def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str]) -> MadeCluster:
@@ -229,14 +266,13 @@ def _adopt_kept_buckets(opened: Session) -> None:
 
 def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
     """Raise UserError where runs would lose their nodes."""
-    endangered = [
-        each
-        for each in changes.wanted
-        if each.kind in _POOLS and (each.action in _DESTROYING or each.shrinks)
-    ]
+    endangered = [each for each in changes.wanted if _takes_nodes(each)]
     state = opened.bucket.resources()
     # One that an interrupted command left half-made never took runs.
     endangered = [each for each in endangered if not _is_tainted(state, each.address)]
+    if endangered and opened.request.plan.login is not None:
+        _guard_hosts(opened, stages, endangered, made_hosts(state))
+        return
     if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
         return
     if any(each.address == CLUSTER for each in endangered):
@@ -252,6 +288,34 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
             f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
             f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
             " runs cancel RUN. Nothing was changed."
+        )
+
+
+def _takes_nodes(change: Change) -> bool:
+    """Whether runs on the nodes of a pool, or on a host, would end."""
+    if change.kind == HOST_KIND:
+        stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
+        return change.action in _DESTROYING or stops
+    return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
+
+
+def _guard_hosts(
+    opened: Session, stages: Stages, endangered: Sequence[Change], hosts: Sequence[MadeHost]
+) -> None:
+    names = ", ".join(each.address.partition(".")[2] for each in endangered[:5])
+    try:
+        runs = list(stages.running_on_hosts(opened.request.plan, hosts))
+    except UnreachableError as error:
+        raise UserError(
+            f"{names}: would be stopped, replaced or removed, and whether runs go on is not known:"
+            f" {error}\nUndo the edit, with which `up` starts what is stopped, then edit again; or"
+            f" remove the cluster first: {opened.request.down_command}\nNothing was changed."
+        ) from None
+    if runs:
+        raise UserError(
+            f"{names}: would be stopped, replaced or removed, while runs use the hosts:"
+            f" {', '.join(runs[:5])}\nWait for them, or cancel them: drillyard runs cancel RUN."
+            " Nothing was changed."
         )
 
 

@@ -179,10 +179,10 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path) -> Iterator[SshHosts]:
-    """Two hosts, h0 and h1, for as long as the context lasts; whatever was left running there is
-    ended."""
-    with _powered_on(directory, [("h0", None, "127.0.0.1"), ("h1", None, "127.0.0.1")]) as both:
+def two_hosts(directory: Path, names: Sequence[str] = ("h0", "h1")) -> Iterator[SshHosts]:
+    """Two hosts, called h0 and h1 or by `names`, for as long as the context lasts; whatever was
+    left running there is ended."""
+    with _powered_on(directory, [(name, None, "127.0.0.1") for name in names]) as both:
         yield both
 
 

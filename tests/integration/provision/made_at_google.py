@@ -110,6 +110,14 @@ def _bucket(value: Value) -> tuple[str, str, Value]:
     return "storage", f"b/{value['name']}", body
 
 
+def _instance(value: Value) -> tuple[str, str, Value]:
+    subnets = (_last(each["subnetwork"]) for each in value["network_interface"])
+    place = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/regions/{REGION}"
+    nics = [{"subnetwork": f"{place}/subnetworks/{each}"} for each in subnets]
+    body = {"labels": value["labels"], "networkInterfaces": nics}
+    return "compute", f"zones/{value['zone']}/instances/{value['name']}", body
+
+
 def _nothing(value: Value) -> Value:
     return {}
 
@@ -117,6 +125,7 @@ def _nothing(value: Value) -> Value:
 _THINGS: dict[str, Callable[[Value], tuple[str, str, Value]]] = {
     "google_artifact_registry_repository": _repository,
     "google_compute_firewall": _global("firewalls", _network),
+    "google_compute_instance": _instance,
     "google_compute_network": _global("networks", _nothing),
     "google_compute_resource_policy": _regional("resourcePolicies", _nothing),
     "google_compute_router": _regional("routers", _network),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +23,14 @@ from typing import Any
 from drillyard.cli.main import print_error
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UnreachableError, UserError
+from drillyard.provision import made_hosts
 from drillyard.provision.cluster_chart import images_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, command_line
 from drillyard.provision.cluster_status import drift_from_engine
 from drillyard.provision.down import DownOptions, take_down
 from drillyard.provision.image_registry import image_digest
+from drillyard.provision.made_hosts import MadeHost
 from drillyard.provision.provisioner import plan_cluster
 from drillyard.provision.terraform_engine import Limits
 from drillyard.provision.up import bring_up, launch_config
@@ -58,6 +60,17 @@ class TestStages:
         pass
 
     remove_context = require_programs
+
+    def write_login(self, plan: ClusterPlan, hosts: Sequence[MadeHost]) -> Path:
+        self._log("login", *(each.name for each in hosts))
+        return made_hosts.write_login(plan, hosts)
+
+    def remove_login(self, plan: ClusterPlan) -> None:
+        made_hosts.remove_login(plan)
+
+    def running_on_hosts(self, plan: ClusterPlan, hosts: Sequence[MadeHost]) -> list[str]:
+        self._log("ask", *(each.name for each in hosts))
+        return self.running_workloads("")
 
     def compare_existing(self, plan: ClusterPlan, context: str | None) -> Any:
         raise AssertionError(f"{plan.platform}: clusters of these tests are created")
@@ -104,7 +117,10 @@ def main() -> int:
         if verb == "up":
             secrets = ["HF_TOKEN"] if "--secret" in options else []
             cluster = bring_up(request, Stages(**named), secrets)
-            print(launch_config(Path(config), plan, cluster).text, end="")
+            if cluster.hosts:
+                print(made_hosts.launch_text_of_hosts(plan, cluster.hosts, config), end="")
+            else:
+                print(launch_config(Path(config), plan, cluster).text, end="")
             return 0
         chosen = DownOptions("--delete-data" in options, "--ignore-runs" in options, 0.05)
         return take_down(request, Stages(**named), chosen)

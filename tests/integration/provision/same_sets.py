@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,15 @@ _SHARED = "google_project_service"
 _ADDRESS = re.compile(r"\b(google_[a-z0-9_]+)\.(?=[A-Za-z])")
 
 
-def differences(directory: Path, offers: Sequence[tuple[str, str]]) -> list[str]:
-    """Make a cluster for each machine and way of buying it; where plan, state and `leaks` differ,
-    and what `leaks` shows although the state has it."""
+def differences(
+    directory: Path,
+    offers: Sequence[tuple[str, str]],
+    config: Callable[..., dict[str, Any]] = clusters.config,
+) -> list[str]:
+    """Make a cluster for each machine and way of buying it, by `config`; where plan, state and
+    `leaks` differ, and what `leaks` shows although the state has it."""
     plans = {
-        f"k{number:03}": _plan(directory, f"k{number:03}", machine, mode)
+        f"k{number:03}": _plan(directory, f"k{number:03}", config, machine, mode)
         for number, (machine, mode) in enumerate(offers)
     }
     google = GoogleCloud(page_size=500)
@@ -59,10 +63,12 @@ def differences(directory: Path, offers: Sequence[tuple[str, str]]) -> list[str]
         server.stop()
 
 
-def _plan(directory: Path, name: str, machine: str, mode: str) -> ClusterPlan:
+def _plan(
+    directory: Path, name: str, config: Callable[..., dict[str, Any]], machine: str, mode: str
+) -> ClusterPlan:
     place = {"project": PROJECT, "region": REGION, "zone": f"{REGION}-b"}
     bucket = {"bucket": f"{name}-runs"}
-    content = clusters.config(machine, mode, name=name, location=place, storage=bucket)
+    content = config(machine, mode, name=name, location=place, storage=bucket)
     return clusters.plan(directory, content)
 
 

@@ -126,13 +126,13 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         (
             GKE.replace("platform: gke", "platform: gek"),
             (
-                "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... estimates ..."
-                " gce, nebius"
+                "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... without a"
+                " launcher ... gce, nebius"
             ),
         ),
         (
             GKE.replace("platform: gke", "platform: slrum"),
-            "cluster.yaml:2: platform: ... 'slrum' ... estimates ... did you mean 'slurm'?",
+            "cluster.yaml:2: platform: ... 'slrum' ... launcher ... did you mean 'slurm'?",
         ),
         (
             SLURM.replace("1-12:00:00", "12h"),

@@ -170,8 +170,10 @@ def test_what_a_reservation_holds_is_not_counted_again(consumption):
         ("a4x-highgpu-4g", 2, 5),
     ],
 )
-def test_data_nics_need_networks_of_their_own_and_gke_one_more(machine, networks, subnets):
-    for platform, own in (("gce", 0), ("gke", 1)):
+def test_data_nics_need_networks_of_their_own_and_a_made_cluster_one_more(
+    machine, networks, subnets
+):
+    for platform, own in (("slurm", 0), ("gce", 1), ("gke", 1)):
         quotas = needed(machine, "reservation", platform, reservation="mine")
         amounts = (quotas["NETWORKS"].amount, quotas["SUBNETWORKS"].amount)
         assert amounts == (networks + own, subnets + own)
@@ -182,9 +184,15 @@ def test_disks_and_addresses_grow_with_the_nodes():
     quotas = needed(nodes=10)
     assert quotas["PREEMPTIBLE_LOCAL_SSD_GB"].amount == 10 * 12000
     assert quotas["HDB_TOTAL_GB"].amount == 10 * 200
-    on_machines = needed(nodes=10, platform="gce")
-    assert on_machines["HDB_TOTAL_GB"].amount == 10 * 500
-    assert on_machines["IN_USE_ADDRESSES"].amount == 10
+    made = needed(nodes=10, platform="gce")
+    assert made["HDB_TOTAL_GB"].amount == 10 * 200
+    assert made["IN_USE_ADDRESSES"].amount == 1
+    assert not {"CPUS", "SSD_TOTAL_GB"} & made.keys()  # No controllers.
+    public = needed(nodes=10, platform="gce", cluster={"private_nodes": False})
+    assert public["IN_USE_ADDRESSES"].amount == 10
+    on_slurm = needed(nodes=10, platform="slurm")
+    assert on_slurm["HDB_TOTAL_GB"].amount == 10 * 500
+    assert on_slurm["IN_USE_ADDRESSES"].amount == 10
     assert "PREEMPTIBLE_LOCAL_SSD_GB" not in needed("a2-highgpu-8g")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drillyard.config.creation import AddressRanges
 from drillyard.hardware.cloud_limits import address_ranges
-from drillyard.provision.gke.address_ranges import (
+from drillyard.provision.gcp.address_ranges import (
     RangeSizes,
     cluster_ranges,
     pods_prefix,

@@ -12,7 +12,7 @@ from tests.unit.provision.clusters import bodies, config, gpu_pools, plan
 
 from drillyard.launch.kubernetes.gke import node_selector
 from drillyard.launch.kubernetes.release import VALUES
-from drillyard.provision.gke.names import service_account_email
+from drillyard.provision.gcp.names import service_account_email
 
 
 def as_text(found):

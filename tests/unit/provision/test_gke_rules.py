@@ -11,7 +11,7 @@ from tests.unit.provision.clusters import bodies, config, gpu_pools, plan
 
 from drillyard.errors import UserError
 from drillyard.provision.cluster_chart import FIRST_KUBERNETES
-from drillyard.provision.gke.names import bucket_name_problem, shortened, state_bucket_name
+from drillyard.provision.gcp.names import bucket_name_problem, shortened, state_bucket_name
 from drillyard.provision.gke.versions import reaches
 
 CHARTS = Path(__file__).parents[3] / "charts"

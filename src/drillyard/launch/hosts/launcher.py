@@ -127,13 +127,18 @@ class HostsLauncher(Launcher[HostRun]):
     def nodes_short_of_gpus(self, request: LaunchRequest) -> dict[str, str]:
         if not (needed := accelerators_of(request)):
             return {}
-        answers = self._ask(self._hosts, ["check"], _OTHER_SECONDS)
+        answers = self.host_answers()
         found = {answer.host: (answer.parsed() or {}).get("gpus") for answer in answers}
         return {
             host: f"offers {gpus} of {needed} GPUs (/dev/nvidia0, ...)"
             for host, gpus in found.items()
             if isinstance(gpus, int) and gpus < needed
         }
+
+    def host_answers(self, *words: str) -> list[HostAnswer]:
+        """What each host says of itself, in the order of the hosts: the agent's `check`, with
+        further words such as --runs."""
+        return self._ask(self._hosts, ["check", *words], _OTHER_SECONDS)
 
     def node_names(self, status: RunStatus) -> tuple[str, ...]:
         ssh = self.cluster.section

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drillyard.config.creation import CreationConfig
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import labelled, named
-from drillyard.provision.gke.project_services import service_address
+from drillyard.provision.gcp.names import labelled, named
+from drillyard.provision.gcp.node_identity import SCOPES
+from drillyard.provision.gcp.project_services import service_address
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import (
     Because,
     Body,
@@ -16,7 +17,6 @@ from drillyard.provision.terraform_document import (
     reference,
 )
 
-SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 CPU_POOL = "cpu"
 DEFAULT_POOL = "default-pool"
 """Google's name of the pool that every cluster begins with."""
@@ -29,7 +29,7 @@ _SETTINGS = "cluster.yaml: cluster."
 
 def add_control_plane(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     network: tuple[str, str],
     identity: Sequence[str],
 ) -> str:
@@ -161,7 +161,7 @@ def _upgrades(creation: CreationConfig) -> Body:
 
 
 def _add_cpu_pool(
-    document: TerraformDocument, settings: GkeSettings, cluster: str, identity: Sequence[str]
+    document: TerraformDocument, settings: GoogleSettings, cluster: str, identity: Sequence[str]
 ) -> None:
     creation, (account, *roles) = settings.creation, identity
     why = "controllers (Kueue, JobSet, DNS) run here, and must run before a queue can"

@@ -12,38 +12,50 @@ from drillyard.hardware.cloud_limits import limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
 from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
-from drillyard.provision.gke.address_ranges import (
+from drillyard.provision.gcp.address_ranges import (
     ClusterRanges,
     RangeSizes,
     cluster_ranges,
     range_problems,
 )
-from drillyard.provision.gke.cluster_rules import setting_problems
-from drillyard.provision.gke.control_plane import add_control_plane
-from drillyard.provision.gke.gke_settings import GkeSettings, read_settings
-from drillyard.provision.gke.gke_warnings import gke_warnings
-from drillyard.provision.gke.identities import add_node_identity, add_run_access
-from drillyard.provision.gke.names import state_bucket_name
-from drillyard.provision.gke.networks import add_data_networks, add_system_network
-from drillyard.provision.gke.node_pools import add_gpu_pool
-from drillyard.provision.gke.place_rules import place_problems
-from drillyard.provision.gke.pool_networks import (
+from drillyard.provision.gcp.names import state_bucket_name
+from drillyard.provision.gcp.networks import add_data_networks, add_system_network
+from drillyard.provision.gcp.node_identity import add_node_identity
+from drillyard.provision.gcp.place_rules import place_problems
+from drillyard.provision.gcp.pool_networks import (
     InterfaceNeed,
     PoolNetwork,
     merged_needs,
     network_objects,
     pool_networks,
 )
+from drillyard.provision.gcp.project_services import add_project_services
+from drillyard.provision.gcp.providers import required_providers
+from drillyard.provision.gcp.settings import GoogleSettings, read_settings
+from drillyard.provision.gcp.storage import add_bucket, add_registry
+from drillyard.provision.gke.cluster_rules import setting_problems
+from drillyard.provision.gke.control_plane import add_control_plane
+from drillyard.provision.gke.gke_warnings import gke_warnings
+from drillyard.provision.gke.identities import NODE_ROLES, add_run_access
+from drillyard.provision.gke.node_pools import add_gpu_pool
 from drillyard.provision.gke.pool_rules import pool_problems, version_needs
-from drillyard.provision.gke.project_services import SERVICES, add_project_services
-from drillyard.provision.gke.storage import add_bucket, add_registry
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices
-from drillyard.provision.terraform_document import Body, TerraformDocument
+from drillyard.provision.terraform_document import TerraformDocument
 
-PROVIDER_VERSION = ">= 7.45.0, < 9.0.0"
-"""7.45 and 8.7 accept the same resources (terraform providers schema; tests hold both)."""
-TERRAFORM_VERSION = ">= 1.9.0"
+SERVICES = {
+    "cloudresourcemanager.googleapis.com": "roles on the project",
+    "compute.googleapis.com": "networks, and the nodes",
+    "container.googleapis.com": "the cluster",
+    "iam.googleapis.com": "the nodes' service account",
+    "iamcredentials.googleapis.com": "Workload Identity of the pods",
+    "logging.googleapis.com": "logs of the nodes",
+    "monitoring.googleapis.com": "metrics of nodes and GPUs",
+    "storage.googleapis.com": "the bucket, and Terraform's state",
+    "artifactregistry.googleapis.com": "images",
+    "cloudasset.googleapis.com": "`drillyard cluster leaks` looks for what is left",
+}
+"""The APIs of the project, each with what needs it, in the order of creation."""
 Needs = Mapping[str, tuple[InterfaceNeed, int]]
 
 
@@ -71,7 +83,9 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         region=region,
         zone=pools[0].zone,
         pools=pools,
-        terraform=document.as_json({"google": {"project": project, "region": region}}, _required()),
+        terraform=document.as_json(
+            {"google": {"project": project, "region": region}}, required_providers()
+        ),
         state_bucket=state_bucket,
         resources=(state, *document.resources),
         interfaces=interfaces,
@@ -123,13 +137,8 @@ def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     ]
 
 
-def _required() -> Body:
-    google = {"source": "hashicorp/google", "version": PROVIDER_VERSION}
-    return {"required_version": TERRAFORM_VERSION, "required_providers": {"google": google}}
-
-
 def _range_sizes(
-    settings: GkeSettings, networks: Sequence[PoolNetwork], needs: Needs
+    settings: GoogleSettings, networks: Sequence[PoolNetwork], needs: Needs
 ) -> RangeSizes:
     cpu_nodes = settings.creation.cpu_pool.nodes * ZONES_OF_A_REGION
     # An upgrade of the CPU pool adds a node; the control plane has an address in the subnet.
@@ -141,16 +150,16 @@ def _range_sizes(
 
 def _render(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     networks: Sequence[PoolNetwork],
     needs: Needs,
     ranges: ClusterRanges,
 ) -> tuple[NodeInterface, ...]:
     """Add all resources in the order of creation; the additional interfaces of all nodes."""
-    add_project_services(document)
+    add_project_services(document, SERVICES)
     network = add_system_network(document, settings, ranges)
     interfaces = add_data_networks(document, settings, needs, ranges.data)
-    identity = add_node_identity(document, settings)
+    identity = add_node_identity(document, settings, NODE_ROLES)
     bucket = add_bucket(document, settings)
     if settings.creation.registry:
         add_registry(document, settings)

@@ -11,7 +11,7 @@ from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.pool_networks import PoolNetwork
+from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gke.pool_rules import version_needs
 from drillyard.provision.gke.versions import version_numbers
 

@@ -11,21 +11,14 @@ from __future__ import annotations
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, SERVICE_ACCOUNT
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import (
-    LONGEST_SERVICE_ACCOUNT,
-    described,
-    service_account_email,
-    shortened,
-)
-from drillyard.provision.gke.project_services import service_address
-from drillyard.provision.terraform_document import TerraformDocument, because, reference
+from drillyard.provision.gcp.settings import GoogleSettings
+from drillyard.provision.gcp.storage import BUCKET_ROLE
+from drillyard.provision.terraform_document import TerraformDocument, because
 
 NODE_ROLES = {
     "roles/container.defaultNodeServiceAccount": "logs, metrics and what else every node does",
     "roles/artifactregistry.reader": "images of any repository of the project",
 }
-BUCKET_ROLE = "roles/storage.objectUser"
 
 
 def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:
@@ -39,45 +32,9 @@ def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:
     )
 
 
-def add_node_identity(document: TerraformDocument, settings: GkeSettings) -> tuple[str, ...]:
-    """The nodes' service account and its roles: its address, then those of the roles."""
-    name, project = settings.name, settings.project
-    account = shortened(name, "-nodes", LONGEST_SERVICE_ACCOUNT)
-    email = service_account_email(account, project)
-    why = "an account of the nodes' own: the project's default one may be an editor"
-    address = document.add(
-        "google_service_account",
-        "nodes",
-        {
-            "account_id": because(account, why, "cluster.yaml: name"),
-            "display_name": because(f"Nodes of {name}", "for people"),
-            "description": described(name),
-        },
-        name=email,
-        after=[service_address("iam.googleapis.com")],
-    )
-    roles = [
-        document.add(
-            "google_project_iam_member",
-            role.partition("/")[2].replace(".", "_"),
-            {
-                "project": because(
-                    project, "where the nodes are", "cluster.yaml: location.project"
-                ),
-                "role": because(role, need),
-                "member": because(reference(address, "member"), "the nodes"),
-            },
-            name=f"{role} serviceAccount:{email}",
-            after=[service_address("cloudresourcemanager.googleapis.com")],
-        )
-        for role, need in NODE_ROLES.items()
-    ]
-    return (address, *roles)
-
-
 def add_run_access(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     bucket: str,
     project_number: str,
     made: str,

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from drillyard.config.creation import CreationConfig
-from drillyard.config.reservation_name import read_reservation
 from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.names import labelled
+from drillyard.provision.gcp.pool_networks import PoolNetwork
+from drillyard.provision.gcp.reservation_rules import RESERVATION_KEY, reservation_value
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.gke.control_plane import node_basics
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import labelled
 from drillyard.provision.gke.placement import add_placement
-from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.pools import key_path
 from drillyard.provision.terraform_document import (
     OURS,
@@ -32,13 +32,12 @@ from drillyard.provision.terraform_document import (
 
 SECONDS_OF_AN_HOUR = 3600
 CREATION_TIME = "60m"
-RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 DRANET_LABEL = "cloud.google.com/gke-networking-dra-driver"
 
 
 def add_gpu_pool(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     network: PoolNetwork,
     cluster: str,
     identity: Sequence[str],
@@ -174,15 +173,6 @@ def _buying(pool: Pool, project: str) -> Body:
             cited(way, "longest_hours"),
         )
     return body
-
-
-def reservation_value(text: str, project: str) -> str:
-    """The reservation as a node pool names it: a block by its path, others' by their project."""
-    found = read_reservation(text)
-    assert found is not None, "refused by pool_problems"
-    if found.project in (None, project):
-        return f"{found.name}{found.block}"
-    return text
 
 
 def _size(pool: Pool) -> Body:

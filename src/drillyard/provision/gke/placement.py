@@ -7,47 +7,16 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/compact-placement.
 
 from __future__ import annotations
 
-from drillyard.config.creation import CreationConfig
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, named
+from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.placement import is_compact, nodes_of_domain
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 
-def nodes_of_domain(machine: Machine) -> int | None:
-    """The most nodes of a pool whose GPUs are one NVLink domain: 18 of four GPUs each; None for
-    machines without domains over nodes."""
-    domain = machine.link_domain_accelerators
-    if domain is None or domain <= machine.num_accelerators:
-        return None
-    return domain // machine.num_accelerators
-
-
-def placement_problem(pool: Pool, compact: bool) -> str | None:
-    """Why a pool cannot have what `cluster.compact_placement` asks for, or None."""
-    if nodes_of_domain(pool.machine) is not None:
-        return f"{pool.machine.name} is always placed by its NVLink domain"
-    if compact and pool.is_queued:
-        return "flex-start-queued nodes are placed by DWS, near each other already"
-    if compact and pool.consumption == "flex-start" and not pool.machine.compact_flex_start:
-        return f"flex-start nodes of {pool.machine.name} cannot be placed so"
-    return None
-
-
-def is_compact(pool: Pool, creation: CreationConfig) -> bool:
-    """Whether the pool has compact placement. By default on machines with NICs for data,
-    where the nodes are not spot's (which would be harder to get) and no reservation has placed
-    them. The number of nodes does not count: another placement would replace a pool that grows."""
-    if creation.compact_placement is not None:
-        return creation.compact_placement
-    has_data_nics = pool.machine.data_nics.count > 0
-    chosen = pool.consumption in ("on-demand", "flex-start") and has_data_nics
-    return chosen and placement_problem(pool, compact=True) is None
-
-
-def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool) -> Body:
+def add_placement(document: TerraformDocument, settings: GoogleSettings, pool: Pool) -> Body:
     """The pool's block `placement_policy`, if it has one, and the policy that it refers to."""
     if nodes_of_domain(pool.machine) is not None:
         policy = _domain_policy(document, settings, pool.machine)
@@ -62,7 +31,7 @@ def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool
     return {}
 
 
-def _domain_policy(document: TerraformDocument, settings: GkeSettings, machine: Machine) -> str:
+def _domain_policy(document: TerraformDocument, settings: GoogleSettings, machine: Machine) -> str:
     topology = f"1x{machine.link_domain_accelerators}"
     label, name = f"domain_{topology}", f"{settings.name}-{topology}"
     address = f"google_compute_resource_policy.{label}"

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Sequence
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
-from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
-from drillyard.hardware.capacity import CLOUD_TITLES
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.cloud_limits import limit, way_of_buying
+from drillyard.hardware.cloud_limits import way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
-from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.machine_rules import machine_problems
+from drillyard.provision.gcp.placement import nodes_of_domain, placement_problem
+from drillyard.provision.gcp.pool_networks import PoolNetwork, network_problems
+from drillyard.provision.gcp.reservation_rules import (
+    reservation_problems,
+    shared_reservation_problems,
+)
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
-from drillyard.provision.gke.placement import nodes_of_domain, placement_problem
-from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.pools import key_path
 
@@ -36,8 +38,8 @@ def pool_problems(
     assert cluster.location is not None and cluster.location.project is not None
     for network in networks:
         pool = network.pool
-        yield from _machine(cluster, network, facts)
-        yield from _reservations(pool, cluster.location.project)
+        yield from machine_problems(cluster, network, facts, "GKE", by_type=True)
+        yield from reservation_problems(pool, cluster.location.project, shared_blocks=False)
         yield from _limits(cluster, pool)
         yield from _pod_network(cluster, network)
         if pool.name in (CPU_POOL, DEFAULT_POOL):
@@ -50,69 +52,9 @@ def pool_problems(
         yield from _version(creation, network)
     yield from network_problems(networks)
     yield from _plugin(cluster, networks)
-    yield from _shared_reservations([each.pool for each in networks], cluster.location.project)
-
-
-def _machine(cluster: ClusterConfig, network: PoolNetwork, facts: Catalog) -> Iterator[Problem]:
-    machine = network.pool.machine
-    path = key_path(network.pool, "machine")
-    if machine.cloud != "gcp":
-        whose = CLOUD_TITLES.get(machine.cloud or "", "no cloud")
-        alike = [
-            each.name
-            for each in facts.machines.values()
-            if each.cloud == "gcp"
-            and each.accelerator == machine.accelerator
-            and network.pool.consumption in each.consumption
-        ]
-        fix = " or ".join(alike) or "one that `drillyard hardware` lists with cloud gcp"
-        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write {fix}"
-        yield Problem(path, message)
-    elif machine.accelerator_type is None:
-        message = (
-            f"{machine.name} has no accelerator_type, by which GKE knows its GPU: give it in the"
-            " hardware file"
-        )
-        yield Problem(path, message)
-    elif network.stack is None:
-        wrong = stack_problem(cluster, machine) or f"{machine.network_stack} is not known"
-        yield Problem(("network_stack",), wrong)
-    else:
-        for mtu in {each.mtu for each in network.interfaces if each.mtu is not None}:
-            if not (allowed := limit("vpc-mtu")).allows(mtu):
-                message = (
-                    f"{network.stack.name} has networks of MTU {mtu}, and a VPC has"
-                    f" {allowed.in_words}: change it in the hardware file"
-                )
-                yield Problem(path, message)
-
-
-def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
-    path = key_path(pool, "reservations")
-    if pool.consumption not in ("reservation", "calendar"):
-        # Of the first pool, the config's own check says both.
-        if pool.reservations and pool.key:
-            yield Problem(path, f"{pool.consumption} uses no reservation: remove it")
-        return
-    if not pool.reservations and pool.key:
-        message = f"missing: a pool of {pool.consumption} is made from one: reservations: [NAME]"
-        yield Problem(path, message)
-    elif len(pool.reservations) > 1:
-        message = (
-            f"found {len(pool.reservations)}; a pool of {pool.consumption} is made from exactly"
-            " one: give each reservation a pool of its own"
-        )
-        yield Problem(path, message)
-    for text in pool.reservations:
-        found = read_reservation(text)
-        if found is None:
-            yield Problem(path, f"'{text}': write {RESERVATION_FORMS}")
-        elif found.block and found.project not in (None, project):
-            message = (
-                f"{text}: GKE takes no block of a reservation that another project shares: name"
-                " the reservation alone"
-            )
-            yield Problem(path, message)
+    yield from shared_reservation_problems(
+        [each.pool for each in networks], cluster.location.project
+    )
 
 
 def _plugin(cluster: ClusterConfig, networks: Sequence[PoolNetwork]) -> Iterator[Problem]:
@@ -131,29 +73,6 @@ def _plugin(cluster: ClusterConfig, networks: Sequence[PoolNetwork]) -> Iterator
             known = ", ".join(dict.fromkeys(each["plugin"] for each in stack.coupled_versions))
             message = f"no daemon is known to work with plugin {plugin} of {stack.name}: {known} do"
             yield Problem(path, message)
-
-
-def _shared_reservations(pools: Sequence[Pool], project: str) -> Iterator[Problem]:
-    """A reservation is of one machine, zone and way of buying: pools that differ cannot share it.
-    Pools that do not differ take their nodes from the same number (`plan --check` counts)."""
-    first: dict[tuple[str, str], Pool] = {}
-    for pool in pools:
-        for text in pool.reservations:
-            found = read_reservation(text)
-            if found is None or pool.consumption not in ("reservation", "calendar"):
-                continue
-            other = first.setdefault((found.project or project, found.name), pool)
-            mine, its = (
-                {"machine": each.machine.name, "zone": each.zone, "consumption": each.consumption}
-                for each in (pool, other)
-            )
-            differ = [f"{key} {its[key]}" for key, value in mine.items() if value != its[key]]
-            if differ:
-                message = (
-                    f"{text} is the reservation of pool {other.name} ({', '.join(differ)}), and a"
-                    " reservation is of one machine, zone and way of buying: name another"
-                )
-                yield Problem(key_path(pool, "reservations"), message)
 
 
 def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:

@@ -59,6 +59,8 @@ def check_network_profiles(plan: ClusterPlan, apis: GoogleApis) -> Iterator[Proj
 
 def check_versions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The channel has the version of the config, or its default one is new enough."""
+    if plan.login is not None:
+        return
     bodies = plan.terraform.get("resource", {}).get("google_container_cluster", {})
     body: Mapping[str, Any] = next(iter(bodies.values()), {})
     channel = (body.get("release_channel") or [{}])[0].get("channel", "UNSPECIFIED")
@@ -174,9 +176,13 @@ def _placement(
 ) -> Iterator[ProjectFinding]:
     """A pool with a placement policy cannot take VMs of a reservation that has another one
     (https://cloud.google.com/compute/docs/instances/reservations-overview)."""
-    bodies = plan.terraform.get("resource", {}).get("google_container_node_pool", {})
+    resources = plan.terraform.get("resource", {})
+    pools = resources.get("google_container_node_pool", {}).values()
     compact = any(
-        body.get("placement_policy") for body in bodies.values() if body.get("name") == pool.name
+        body.get("placement_policy") for body in pools if body.get("name") == pool.name
+    ) or any(
+        body.get("resource_policies")
+        for body in resources.get("google_compute_instance", {}).values()
     )
     dense = found.get("deploymentType") == "DENSE" or bool(found.get("resourcePolicies"))
     if compact and not dense:

@@ -88,7 +88,11 @@ class Ownership:
             self._planned.setdefault(key, []).append(each)
         clusters = [each for each in plan.resources if each.kind == "google_container_cluster"]
         self.cluster_location = (clusters[0].location if clusters else None) or plan.region
+        # One of virtual machines has no such name, and what GKE has named is of other clusters.
+        self._is_gke = plan.login is None
         self.cluster_path = f"locations/{self.cluster_location}/clusters/{plan.name}"
+        if not self._is_gke:
+            self.cluster_path = ""
         self._networks = dict(self._own_networks())
         self._gke_name = re.compile(
             rf"^gke-{re.escape(plan.name)}-(?:(?:{'|'.join(self._pool_names())})-)?"
@@ -221,6 +225,8 @@ class Ownership:
         return None, ""
 
     def _is_gke_name(self, name: str) -> bool:
+        if not self._is_gke:
+            return False
         longer = (
             f"gke-{other}-"
             for other in self._other_clusters

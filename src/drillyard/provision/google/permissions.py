@@ -12,6 +12,7 @@ from drillyard.provision.google.listings import LISTINGS
 READ_WRITE = ("create", "delete", "get")
 _NETWORKS, _SECURITY = "roles/compute.networkAdmin", "roles/compute.securityAdmin"
 _PROJECT = "roles/resourcemanager.projectIamAdmin"
+_OF_INSTANCES = ("setLabels", "setMetadata", "setServiceAccount", "start", "stop")
 _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "google_project_service": (
         "roles/serviceusage.serviceUsageAdmin",
@@ -33,6 +34,14 @@ _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "google_compute_firewall": (
         _SECURITY,
         tuple(f"compute.firewalls.{each}" for each in READ_WRITE),
+    ),
+    "google_compute_instance": (
+        "roles/compute.instanceAdmin.v1",
+        (
+            *(f"compute.instances.{each}" for each in (*READ_WRITE, *_OF_INSTANCES)),
+            "compute.disks.create",
+            "compute.subnetworks.use",
+        ),
     ),
     "google_compute_resource_policy": (
         "roles/compute.instanceAdmin.v1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -98,6 +99,15 @@ def run_gcloud(cloud: GoogleCloud, command: str) -> None:
 
 def _delete_with(cloud: GoogleCloud, service: str, path: str) -> None:
     """What the cloud deletes with a cluster, a group of instances or an instance."""
+    if "/instanceGroupManagers/" in path and "/resizeRequests/" not in path:
+        made_by = f'/{path}"'
+        for other, body in list(cloud.things.items()):
+            if "/instances/" in other[1] and made_by in json.dumps(body.get("metadata", {})):
+                del cloud.things[other]
+    if "/instances/" in path:
+        for other, body in list(cloud.things.items()):
+            if "/disks/" in other[1] and any(path in each for each in body.get("users", ())):
+                del cloud.things[other]
     if "/clusters/train" in path:
         for other, body in list(cloud.things.items()):
             labels = body.get("labels") or (body.get("properties") or {}).get("labels") or {}

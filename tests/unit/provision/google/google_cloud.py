@@ -269,7 +269,7 @@ class GoogleCloud:
         deletion is lost."""
         owner, _, name = path.rpartition("/")
         holder, _, key = owner.rpartition("/")
-        if (service, holder) in self.things:
+        if key in self.things.get((service, holder), ()):
             parts = self.things[service, holder][key]
             parts[:] = [each for each in parts if each["name"] != name]
             return {"status": "DONE"}
@@ -299,7 +299,15 @@ def _scope(path: str) -> str:
 
 _COLLECTIONS = ("clusters", "repositories", "instances", "serviceAccounts")
 _COLLECTIONS += ("managedZones", "policies", "responsePolicies")
-_NOT_HELD = ("selfLink", "users", "peerings", "sourceDisk", "sourceInstance", "sourceSnapshot")
+_NOT_HELD = (
+    "selfLink",
+    "users",
+    "metadata",
+    "peerings",
+    "sourceDisk",
+    "sourceInstance",
+    "sourceSnapshot",
+)
 """Fields that name another thing and do not keep it from being deleted."""
 
 

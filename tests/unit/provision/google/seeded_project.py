@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,8 +70,14 @@ class Seeds:
         self.expected.add((service, path))
         return self.cloud.add(service, path, **body)
 
-    def fill(self, count: int) -> None:
-        """Seed the VPC and at least `count` leaks, and a decoy for each."""
+    def fill(
+        self,
+        count: int,
+        leaks: Sequence[Callable[[Seeds], None]] | None = None,
+        decoys: Sequence[Callable[[Seeds], None]] | None = None,
+    ) -> None:
+        """Seed the VPC and at least `count` leaks, and a decoy for each; those of a GKE cluster by
+        default."""
         self.vpc = self.leak(
             "compute", "global/networks/train", description=DESCRIBED, peerings=[{"name": "to-hub"}]
         )
@@ -79,7 +85,7 @@ class Seeds:
         self.subnet = self.leak("compute", f"regions/{REGION}/subnetworks/train", network=self.vpc)
         for name in ("train-2", "training", "default"):
             self.cloud.add("compute", f"global/networks/{name}")
-        leaks, decoys = list(_LEAKS), list(_DECOYS)
+        leaks, decoys = list(leaks or _LEAKS), list(decoys or _DECOYS)
         while len(self.expected) < count:
             self.draw.shuffle(leaks)
             for seed in leaks:
@@ -410,6 +416,74 @@ _DECOYS: tuple[Callable[[Seeds], None], ...] = (
     _storage_of_others,
     _other_clusters,
 )
+
+
+def _hosts(s: Seeds) -> None:
+    """Virtual machines, with what belongs to them."""
+    name = s.name("train-")
+    nics = [{"network": s.vpc, "subnetwork": s.subnet}]
+    disk = s.leak("compute", f"zones/{ZONE}/disks/{name}", sizeGb="200", labels=OURS)
+    node = s.leak(
+        "compute",
+        f"zones/{ZONE}/instances/{name}",
+        networkInterfaces=s.draw.choice([nics, [{"network": network("default")}]]),
+        labels=OURS,
+        disks=[{"source": disk, "autoDelete": True}],
+    )
+    s.cloud.things["compute", f"zones/{ZONE}/disks/{name}"]["users"] = [node]
+    s.leak("compute", f"zones/{ZONE}/disks/{s.name('left-')}", sizeGb="9", labels=OURS)
+    s.leak("compute", f"global/snapshots/{s.name('before-')}", sourceDisk=disk)
+    s.leak("compute", f"regions/{REGION}/addresses/{s.name('of-')}", users=[node])
+    s.leak("compute", f"regions/{REGION}/resourcePolicies/{s.name('near-')}", description=DESCRIBED)
+
+
+def _groups(s: Seeds) -> None:
+    """A group of machines, as somebody makes it in the VPC: with requests, and a machine of it."""
+    name = s.name("train-group-")
+    nics = [{"network": s.vpc, "subnetwork": s.subnet}]
+    template = s.leak(
+        "compute",
+        f"{s.draw.choice(['global', f'regions/{REGION}'])}/instanceTemplates/{name}",
+        properties={"labels": OURS, "networkInterfaces": nics},
+    )
+    group = f"zones/{ZONE}/instanceGroupManagers/{name}"
+    made_by = s.leak("compute", group, instanceTemplate=template)
+    s.leak("compute", f"{group}/resizeRequests/{s.name('request-')}", state="ACCEPTED")
+    s.leak(
+        "compute",
+        f"zones/{ZONE}/instances/{name}-{s.hash(4)}",
+        networkInterfaces=nics,
+        labels=OURS,
+        metadata={"items": [{"key": "created-by", "value": made_by}]},
+    )
+
+
+def _storage_of_hosts(s: Seeds) -> None:
+    s.leak("storage", f"b/{s.name('acme-data-')}", labels=OURS, location="US-CENTRAL1")
+    s.leak("artifactregistry", f"locations/{REGION}/repositories/{s.name('r')}", labels=OURS)
+    s.leak(
+        "file", f"locations/{ZONE}/instances/{s.name('share-')}", networks=[{"network": "train"}]
+    )
+
+
+def _gke_cluster_of_the_name(s: Seeds) -> None:
+    """A GKE cluster `train` beside the machines `train`, in another VPC."""
+    path = f"locations/{REGION}/clusters/train"
+    if ("container", path) not in s.cloud.things:
+        pools = [{"name": "cpu"}]
+        s.cloud.add("container", path, location=REGION, nodePools=pools, network="default")
+    nics, stem = [{"network": network("default")}], f"gke-train-cpu-{s.hash()}"
+    marks = {"labels": GKE, "networkInterfaces": nics}
+    s.cloud.add("compute", f"zones/{ZONE}/instances/{stem}-abcd", **marks)
+    s.cloud.add("compute", f"zones/{ZONE}/disks/{stem}-abcd", labels=GKE)
+    s.cloud.add("compute", f"zones/{ZONE}/disks/pvc-{s.hash(12)}", labels=GKE)
+    s.cloud.add("compute", f"global/instanceTemplates/{stem}", properties=marks)
+    s.cloud.add("compute", f"global/firewalls/gke-train-{s.hash()}-all", network=network("default"))
+    s.cloud.add("compute", f"regions/{REGION}/resourcePolicies/gke-train-cpu-{s.hash()}")
+
+
+OF_HOSTS = (_hosts, _groups, _attached, _storage_of_hosts, _grants)
+BESIDE_HOSTS = (*_DECOYS, _gke_cluster_of_the_name)
 
 
 def named(expected: tuple[str, str]) -> tuple[str, str]:

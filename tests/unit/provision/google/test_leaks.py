@@ -304,6 +304,13 @@ def make_planned(cloud: GoogleCloud, plan: ClusterPlan) -> None:
             case "artifact_registry_repository":
                 path = f"locations/{each.location}/repositories/{each.name}"
                 cloud.add("artifactregistry", path, **body)
+            case "compute_instance":
+                nics = [{"network": network(plan.name)}]
+                path = f"zones/{each.location}/instances/{each.name}"
+                disk = cloud.add("compute", path.replace("/instances/", "/disks/"), **body)
+                disks = [{"source": disk, "autoDelete": True}]
+                node = cloud.add("compute", path, networkInterfaces=nics, disks=disks, **body)
+                cloud.things["compute", path.replace("/instances/", "/disks/")]["users"] = [node]
             case "container_cluster":
                 path = f"locations/{each.location}/clusters/{each.name}"
                 cloud.add(

@@ -1,4 +1,4 @@
-"""The VPCs of a GKE cluster: its own with router and NAT, and those of the data NICs."""
+"""The VPCs of a cluster: its own with router and NAT, and those of the data NICs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ipaddress import IPv4Network
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.facts import cited
 from drillyard.provision.cluster_plan import NodeInterface
-from drillyard.provision.gke.address_ranges import ClusterRanges
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, named
-from drillyard.provision.gke.pool_networks import InterfaceNeed
+from drillyard.provision.gcp.address_ranges import ClusterRanges
+from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.pool_networks import InterfaceNeed
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 COMPUTE = "google_project_service.compute"
@@ -20,7 +20,7 @@ _SUBNETS = "only the subnets of this plan, in ranges that are known"
 
 
 def add_system_network(
-    document: TerraformDocument, settings: GkeSettings, ranges: ClusterRanges
+    document: TerraformDocument, settings: GoogleSettings, ranges: ClusterRanges
 ) -> tuple[str, str]:
     """The cluster's own VPC and subnet, and NAT for nodes without public addresses; the addresses
     of both."""
@@ -33,45 +33,46 @@ def add_system_network(
         "mtu": because(*_host_mtu(settings.facts)),
     }
     vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
-    subnet = document.add(
-        "google_compute_subnetwork",
-        "system",
-        {
-            "name": named(name),
-            "network": because(reference(vpc), "the cluster's own VPC"),
-            "region": because(region, "where the nodes are", _REGION),
-            "ip_cidr_range": because(
-                str(ranges.nodes),
-                "addresses of nodes and control plane, apart from all others",
-                "cluster.yaml: cluster.ranges.nodes, or computed from the nodes",
-            ),
-            "private_ip_google_access": because(True, "nodes reach Google's APIs without NAT"),
-            "description": described(name),
-            "secondary_ip_range": [
-                {
-                    "range_name": because("pods", "as the cluster refers to it"),
-                    "ip_cidr_range": because(
-                        str(ranges.pods),
-                        "a block of twice the most pods for each node",
-                        "cluster.yaml: cluster.ranges.pods, or computed from the nodes",
-                    ),
-                },
-                {
-                    "range_name": because("services", "as the cluster refers to it"),
-                    "ip_cidr_range": because(
-                        str(ranges.services),
-                        "addresses of services",
-                        "cluster.yaml: cluster.ranges.services, or 4,096 addresses",
-                    ),
-                },
-            ],
-        },
-        name=name,
-        location=region,
-    )
+    body = {
+        "name": named(name),
+        "network": because(reference(vpc), "the cluster's own VPC"),
+        "region": because(region, "where the nodes are", _REGION),
+        "ip_cidr_range": because(
+            str(ranges.nodes),
+            "addresses of nodes and control plane, apart from all others",
+            "cluster.yaml: cluster.ranges.nodes, or computed from the nodes",
+        ),
+        "private_ip_google_access": because(True, "nodes reach Google's APIs without NAT"),
+        "description": described(name),
+    }
+    if ranges.pods is not None:
+        body["secondary_ip_range"] = _of_pods(ranges)
+    subnet = document.add("google_compute_subnetwork", "system", body, name=name, location=region)
     if settings.creation.private_nodes:
         _add_nat(document, name, region, vpc)
     return vpc, subnet
+
+
+def _of_pods(ranges: ClusterRanges) -> list[Body]:
+    """The ranges of pods and services in the subnet of the nodes."""
+    return [
+        {
+            "range_name": because("pods", "as the cluster refers to it"),
+            "ip_cidr_range": because(
+                str(ranges.pods),
+                "a block of twice the most pods for each node",
+                "cluster.yaml: cluster.ranges.pods, or computed from the nodes",
+            ),
+        },
+        {
+            "range_name": because("services", "as the cluster refers to it"),
+            "ip_cidr_range": because(
+                str(ranges.services),
+                "addresses of services",
+                "cluster.yaml: cluster.ranges.services, or 4,096 addresses",
+            ),
+        },
+    ]
 
 
 def _host_mtu(facts: Catalog) -> tuple[int, str, str]:
@@ -116,7 +117,7 @@ def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> N
 
 def add_data_networks(
     document: TerraformDocument,
-    settings: GkeSettings,
+    settings: GoogleSettings,
     needs: Mapping[str, tuple[InterfaceNeed, int]],
     subnets: Sequence[IPv4Network],
 ) -> tuple[NodeInterface, ...]:
@@ -155,7 +156,7 @@ def add_data_networks(
     return tuple(found)
 
 
-def _add_vpc(document: TerraformDocument, settings: GkeSettings, need: InterfaceNeed) -> None:
+def _add_vpc(document: TerraformDocument, settings: GoogleSettings, need: InterfaceNeed) -> None:
     name = settings.name
     body: Body = {
         "name": named(f"{name}-{need.vpc}"),

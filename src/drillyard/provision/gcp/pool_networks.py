@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.platforms import platforms
 from drillyard.config.problems import Problem
 from drillyard.hardware.capacity import stack_name
 from drillyard.hardware.catalog import Catalog
@@ -68,10 +69,15 @@ def _pool_network(cluster: ClusterConfig, pool: Pool, facts: Catalog) -> PoolNet
     stack = facts.network_stacks.get(name)
     if stack is None or name not in ("ethernet", machine.network_stack):
         return PoolNetwork(pool, None, False, ())
+    dranet = platforms()[cluster.platform].in_pods and _by_dranet(cluster, pool, stack)
+    return PoolNetwork(pool, stack, dranet, () if dranet else tuple(_interfaces(pool, stack)))
+
+
+def _by_dranet(cluster: ClusterConfig, pool: Pool, stack: NetworkStack) -> bool:
+    machine = pool.machine
     own = machine.pods if stack.name == machine.network_stack else None
     asked = cluster.section_as(KubernetesConfig).pod_network
-    dranet = bool(stack.device_class) and (own is not None or asked == "dranet")
-    return PoolNetwork(pool, stack, dranet, () if dranet else tuple(_interfaces(pool, stack)))
+    return bool(stack.device_class) and (own is not None or asked == "dranet")
 
 
 def _interfaces(pool: Pool, stack: NetworkStack) -> Iterator[InterfaceNeed]:

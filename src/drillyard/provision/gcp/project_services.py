@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from drillyard.provision.terraform_document import TerraformDocument, because
 
-SERVICES = {
+VM_SERVICES = {
     "cloudresourcemanager.googleapis.com": "roles on the project",
     "compute.googleapis.com": "networks, and the nodes",
-    "container.googleapis.com": "the cluster",
     "iam.googleapis.com": "the nodes' service account",
-    "iamcredentials.googleapis.com": "Workload Identity of the pods",
     "logging.googleapis.com": "logs of the nodes",
     "monitoring.googleapis.com": "metrics of nodes and GPUs",
     "storage.googleapis.com": "the bucket, and Terraform's state",
     "artifactregistry.googleapis.com": "images",
     "cloudasset.googleapis.com": "`drillyard cluster leaks` looks for what is left",
 }
-"""Each with what needs it, in the order of creation."""
+"""What a cluster of virtual machines needs, each with what needs it, in the order of creation."""
 
 
 def service_address(service: str) -> str:
@@ -24,9 +24,9 @@ def service_address(service: str) -> str:
     return f"google_project_service.{service.partition('.')[0]}"
 
 
-def add_project_services(document: TerraformDocument) -> None:
-    """Enable every API. `down` leaves them enabled: others may use them."""
-    for service, need in SERVICES.items():
+def add_project_services(document: TerraformDocument, services: Mapping[str, str]) -> None:
+    """Enable the APIs, each with what needs it. `down` leaves them enabled: others may use them."""
+    for service, need in services.items():
         document.add(
             "google_project_service",
             service.partition(".")[0],

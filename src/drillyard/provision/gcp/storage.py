@@ -9,12 +9,13 @@ object, and what is deleted or overwritten can still be restored for some days
 
 from __future__ import annotations
 
-from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, labelled, named
-from drillyard.provision.gke.project_services import service_address
+from drillyard.provision.gcp.names import described, labelled, named
+from drillyard.provision.gcp.project_services import service_address
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 SECONDS_OF_A_DAY = 86400
+BUCKET_ROLE = "roles/storage.objectUser"
 UNFINISHED_UPLOAD_DAYS = 7
 _KEPT = "cluster.yaml: cluster.bucket_keep_versions"
 _OVERWRITTEN = (
@@ -23,7 +24,7 @@ _OVERWRITTEN = (
 )
 
 
-def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str, str] | None:
+def add_bucket(document: TerraformDocument, settings: GoogleSettings) -> tuple[str, str] | None:
     """Make storage.bucket, or use the existing one. Returns expressions of its name and of the
     project's number; None where the config names no bucket."""
     name, creation = settings.cluster.storage.bucket, settings.creation
@@ -95,7 +96,25 @@ def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str,
     return reference(made, "name"), reference(made, "project_number")
 
 
-def add_registry(document: TerraformDocument, settings: GkeSettings) -> None:
+def add_bucket_access(
+    document: TerraformDocument, settings: GoogleSettings, bucket: str, member: str
+) -> None:
+    """Let the nodes read and write the bucket. `bucket`: its name or an expression; `member`: an
+    expression of their account."""
+    name = settings.cluster.storage.bucket
+    document.add(
+        "google_storage_bucket_iam_member",
+        "nodes",
+        {
+            "bucket": because(bucket, "run directories and data", "cluster.yaml: storage.bucket"),
+            "role": because(BUCKET_ROLE, "read, write and delete objects, and nothing else"),
+            "member": because(member, "the nodes"),
+        },
+        name=f"{BUCKET_ROLE} nodes on {name}",
+    )
+
+
+def add_registry(document: TerraformDocument, settings: GoogleSettings) -> None:
     """The repository for the images of runs."""
     name, region = settings.name, settings.region
     document.add(

@@ -1,4 +1,5 @@
-"""The address ranges of a GKE cluster: of nodes, pods, services and data NICs.
+"""The address ranges of a cluster: of nodes, pods, services and data NICs. One of virtual machines
+has neither pods nor services.
 
 A subnet has addresses that Google keeps, and may have private ranges alone
 (`hardware/cloud_limits.py`); each node takes a block of pod addresses of at least twice
@@ -40,12 +41,12 @@ _PRIVATE = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"
 @dataclass(frozen=True)
 class RangeSizes:
     """What the ranges must hold: addresses in the subnet of the nodes, nodes with pods, the most
-    pods of a node, and the nodes of each additional subnet that any cluster may have. One without
-    nodes is not made; a computed range keeps its place free."""
+    pods of a node (None: there are no pods), and the nodes of each additional subnet that any
+    cluster may have. One without nodes is not made; a computed range keeps its place free."""
 
     addresses: int
     nodes: int
-    max_pods: int
+    max_pods: int | None
     data_nodes: tuple[int, ...]
 
 
@@ -54,8 +55,8 @@ class ClusterRanges:
     """Computed or given ranges; `data`: the additional subnets that have nodes."""
 
     nodes: IPv4Network
-    pods: IPv4Network
-    services: IPv4Network
+    pods: IPv4Network | None
+    services: IPv4Network | None
     data: tuple[IPv4Network, ...]
 
 
@@ -93,8 +94,8 @@ def cluster_ranges(given: AddressRanges, sizes: RangeSizes) -> ClusterRanges:
     """The ranges of a cluster of this size, whose given ranges `range_problems` has no problem
     with."""
     found, data = _assigned(_given(given), sizes)
-    nodes, pods, services = (found[key] for key in ("nodes", "pods", "services"))
-    assert nodes and pods and services and all(data), "refused by range_problems"
+    nodes, pods, services = (found.get(key) for key in ("nodes", "pods", "services"))
+    assert nodes and all(found.values()) and all(data), "refused by range_problems"
     subnets = tuple(each for each, used in zip(data, _used(given, sizes), strict=True) if used)
     return ClusterRanges(nodes, pods, services, tuple(each for each in subnets if each))
 
@@ -125,12 +126,14 @@ def _assigned(
 
 
 def _default_prefixes(sizes: RangeSizes) -> dict[str, int]:
-    nodes = max(sizes.nodes, PLANNED_NODES)
-    return {
-        "nodes": subnet_prefix(max(sizes.addresses, PLANNED_NODES)),
-        "pods": max(pods_prefix(nodes, sizes.max_pods), 1),
-        "services": SERVICES_PREFIX,
-    }
+    found = {"nodes": subnet_prefix(max(sizes.addresses, PLANNED_NODES))}
+    if sizes.max_pods is not None:
+        nodes = max(sizes.nodes, PLANNED_NODES)
+        found |= {
+            "pods": max(pods_prefix(nodes, sizes.max_pods), 1),
+            "services": SERVICES_PREFIX,
+        }
+    return found
 
 
 def subnet_prefix(addresses: int) -> int:
@@ -215,14 +218,13 @@ def _needed(sizes: RangeSizes) -> dict[str, tuple[int, str]]:
     """The longest prefix of each range, and what it is for."""
     longest = limit("services-prefix").most
     assert longest is not None
-    needed = {
-        "nodes": (subnet_prefix(sizes.addresses), f"{sizes.addresses} addresses"),
-        "pods": (
+    needed = {"nodes": (subnet_prefix(sizes.addresses), f"{sizes.addresses} addresses")}
+    if sizes.max_pods is not None:
+        needed["pods"] = (
             max(pods_prefix(sizes.nodes, sizes.max_pods), 1),
             f"{sizes.nodes} nodes of {sizes.max_pods} pods",
-        ),
-        "services": (longest, "services"),
-    }
+        )
+        needed["services"] = (longest, "services")
     if used := [nodes for nodes in sizes.data_nodes if nodes]:
         # All subnets are equal parts of the room.
         prefix = max(subnet_prefix(max(used)) - (len(used) - 1).bit_length(), 1)

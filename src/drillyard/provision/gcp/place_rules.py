@@ -11,23 +11,28 @@ from difflib import get_close_matches
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem
+from drillyard.hardware.capacity import region_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import Region
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.names import REGION, ZONE
+from drillyard.provision.gcp.names import REGION, ZONE
 from drillyard.provision.pools import key_path
+
+_EXAMPLE = "us-central1"
 
 
 def place_problems(
     cluster: ClusterConfig, pools: Sequence[Pool], facts: Catalog
 ) -> Iterator[Problem]:
     """What is wrong with the region and the zones: each is there, and they are of one region."""
-    location = cluster.location
-    assert location is not None and location.region is not None
-    region, zone = location.region, location.zone
+    location, region = cluster.location, region_of(cluster)
+    assert location is not None and region is not None
+    zone = location.zone
     known = facts.regions.get(region)
-    if known is None or not known.zones:
+    if location.region is not None and (known is None or not known.zones):
         yield Problem(("location", "region"), _unknown_region(region, zone, facts))
+    if location.region is None and known is None:
+        region = _EXAMPLE  # The zone alone is what is wrong.
     if zone is not None and (wrong := _zone_problem(zone, region, facts)) is not None:
         yield Problem(("location", "zone"), wrong)
     for pool in pools:

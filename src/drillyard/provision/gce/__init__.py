@@ -1,0 +1,1 @@
+"""Clusters of virtual machines of Compute Engine, on which runs are launched by ssh."""

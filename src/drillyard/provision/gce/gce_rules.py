@@ -1,0 +1,134 @@
+"""Rules of a cluster of virtual machines: its settings, ways of buying, machines and access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.config.problems import Problem
+from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cloud_limits import limit
+from drillyard.launch.network import needs_prolog
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gce.login import login_problems
+from drillyard.provision.gcp.machine_rules import machine_problems
+from drillyard.provision.gcp.placement import is_compact, nodes_of_domain, placement_problem
+from drillyard.provision.gcp.pool_networks import PoolNetwork
+from drillyard.provision.gcp.reservation_rules import reservation_problems
+from drillyard.provision.gcp.setting_rules import (
+    bucket_problems,
+    disk_problems,
+    label_problems,
+    name_problems,
+    project_problems,
+)
+from drillyard.provision.pools import key_path
+
+_OF_KUBERNETES = (
+    "version",
+    "release_channel",
+    "cpu_pool",
+    "max_pods_per_node",
+    "gpu_driver",
+    "images",
+)
+"""Keys of `cluster:` that only a cluster of Kubernetes has."""
+
+
+def gce_setting_problems(
+    cluster: ClusterConfig, creation: CreationConfig, state_bucket: str, pool: Pool, facts: Catalog
+) -> Iterator[Problem]:
+    """What is wrong with the settings of the cluster."""
+    yield from name_problems(cluster)
+    yield from project_problems(cluster)
+    yield from label_problems(creation)
+    yield from bucket_problems(cluster, creation, state_bucket, facts)
+    yield from disk_problems(creation, {"the nodes": pool.machine.boot_disk})
+    yield from unused_problems(creation)
+    yield from _access(creation)
+    yield from login_problems(cluster)
+
+
+def unused_problems(creation: CreationConfig) -> Iterator[Problem]:
+    """Settings that a cluster of virtual machines does not have."""
+    for key in _OF_KUBERNETES:
+        if getattr(creation, key) != CreationConfig.model_fields[key].default:
+            message = "only a cluster of Kubernetes has it (platform: gke): remove it"
+            yield Problem(("cluster", key), message)
+    for key in ("pods", "services"):
+        if getattr(creation.ranges, key) is not None:
+            message = "only a cluster of Kubernetes has such addresses: remove it"
+            yield Problem(("cluster", "ranges", key), message)
+    if creation.pools:
+        message = (
+            "runs by ssh have one list of hosts, of one machine: remove it, and write a file of its"
+            " own, with another name, for each further machine or way of buying"
+        )
+        yield Problem(("cluster", "pools"), message)
+
+
+def _access(creation: CreationConfig) -> Iterator[Problem]:
+    path = ("cluster", "authorized_networks")
+    if creation.private_nodes and creation.authorized_networks:
+        message = (
+            "nodes without public addresses are reached by Google's tunnel alone: remove it, or set"
+            " cluster.private_nodes: false"
+        )
+        yield Problem(path, message)
+    if not creation.private_nodes and not creation.authorized_networks:
+        message = (
+            "missing: with public addresses it says who may reach the nodes by ssh: write your own"
+            " range, such as [203.0.113.0/24]"
+        )
+        yield Problem(path, message)
+
+
+def gce_machine_problems(
+    cluster: ClusterConfig, creation: CreationConfig, network: PoolNetwork, facts: Catalog
+) -> Iterator[Problem]:
+    """What is wrong with the machine, how it is bought and where it is placed."""
+    assert cluster.location is not None and cluster.location.project is not None
+    pool, machine = network.pool, network.pool.machine
+    yield from machine_problems(cluster, network, facts, "Compute Engine", by_type=False)
+    yield from reservation_problems(pool, cluster.location.project)
+    if pool.scales_from_zero:
+        message = (
+            f"{pool.consumption}: such machines come when there is capacity, after `up` has ended,"
+            " and go after a week: write spot, or platform: gke, where Kueue waits for them"
+        )
+        yield Problem(key_path(pool, "consumption"), message)
+    if machine.pods is not None:
+        message = (
+            f"{machine.name} is bare metal, whose data NICs only GKE sets up: write platform: gke"
+        )
+        yield Problem(key_path(pool, "machine"), message)
+    stack = network.stack
+    if (
+        stack is not None
+        and pool.nodes > 1
+        and needs_prolog(stack.host_environment_on(machine.name))
+    ):
+        message = (
+            f"missing: {stack.name} of {machine.name} needs a daemon beside each run, which runs by"
+            " ssh do not have: write ethernet, or platform: gke"
+        )
+        yield Problem(("network_stack",), message)
+    most = nodes_of_domain(machine)
+    if most is not None and pool.nodes > most:
+        message = (
+            f"found {pool.nodes}; the nodes of {machine.name} are one NVLink domain of {most}:"
+            f" write {most}, or less"
+        )
+        yield Problem(key_path(pool, "nodes"), message)
+    compact = creation.compact_placement
+    wrong = None if compact is None else placement_problem(pool, compact)
+    if wrong is not None:
+        yield Problem(("cluster", "compact_placement"), f"{wrong}; remove it")
+    allowed = limit("vms-of-a-placement-policy")
+    if wrong is None and is_compact(pool, creation) and not allowed.allows(pool.nodes):
+        message = (
+            f"found {pool.nodes}; near each other are at most {allowed.in_words}: write fewer, or"
+            " cluster.compact_placement: false"
+        )
+        yield Problem(key_path(pool, "nodes"), message)

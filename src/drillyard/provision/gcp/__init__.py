@@ -1,0 +1,1 @@
+"""What clusters on Google Cloud share, whether of GKE or of virtual machines."""

@@ -1,0 +1,171 @@
+"""The hosts of a cluster without Kubernetes: where they are, and the files by which ssh finds them.
+
+`launch` takes a config of platform `ssh`. What ssh needs beside it (addresses, Google's tunnel, the
+hosts' keys) is in an OpenSSH configuration on this machine, which every command that reaches the
+hosts writes again. A host's key is kept under the id of its machine, so a new machine of the same
+name or address is another host, and not an attack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drillyard.config.load import yaml_text
+from drillyard.errors import UserError
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.terraform_engine import remove_empty_directories, working_directory
+from drillyard.provision.terraform_output import StateResource
+from drillyard.safe_files import describe_os_error, replace_file
+
+HOST_KIND = "google_compute_instance"
+_MADE_BY = "# Made by `drillyard cluster up`"
+_CONFIG, _KNOWN_HOSTS = "config", "known_hosts"
+
+
+@dataclass(frozen=True)
+class MadeHost:
+    """A host that exists. `key`: Terraform's address; `address`: within its network; `public`: from
+    everywhere, empty without; `created`: when it was made."""
+
+    key: str
+    name: str
+    zone: str
+    address: str
+    public: str
+    instance_id: str
+    created: str
+
+
+def made_hosts(state: Mapping[str, StateResource]) -> tuple[MadeHost, ...]:
+    """The hosts that a state has, in the order of their numbers."""
+    found = [_host(each) for each in state.values() if each.kind == HOST_KIND]
+    return tuple(sorted(found, key=lambda each: _number(each.name)))
+
+
+def planned_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> tuple[MadeHost, ...]:
+    """Those of the plan, in its order: the ranks'. Hosts that are not there are left out."""
+    assert plan.login is not None
+    by_key = {each.key: each for each in hosts}
+    return tuple(by_key[key] for key in plan.login.hosts if key in by_key)
+
+
+def launch_values_of_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> dict[str, Any]:
+    """The config of platform ssh for runs on these hosts, whose ssh configuration is written."""
+    values = dict(plan.launch_settings or {})
+    values["nodes"] = len(hosts)
+    values["ssh"] = {
+        "hosts": [each.name for each in hosts],
+        **values["ssh"],
+        "config_file": str(ssh_directory(plan) / _CONFIG),
+        "rendezvous_host": hosts[0].address,
+    }
+    return values
+
+
+def launch_text_of_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost], config: str) -> str:
+    """The text of the config, with what a node-hour costs. `config`: the file of the cluster."""
+    lines = [f"{_MADE_BY} of {config}, which writes it again after each change."]
+    for line in plan.prices:
+        if line.pool and line.usd_per_hour is not None:
+            usd = line.usd_per_hour.value / line.count
+            option = f"--price-per-node-hour {usd:.4g}"
+            lines.append(f"# What a run costs: drillyard estimate RUN.YAML --cluster FILE {option}")
+    values = launch_values_of_hosts(plan, hosts)
+    return "\n".join([*lines, yaml_text(values, width=100)])
+
+
+def launch_file_of(config: Path) -> Path:
+    """The file beside a cluster's config that `launch` takes: lab-ssh.yaml of lab.yaml."""
+    return config.with_name(f"{config.stem}-ssh{config.suffix or '.yaml'}")
+
+
+def write_launch_file(path: Path, text: str) -> None:
+    """Write it over an earlier one. Raises UserError where the file there is somebody's own, or it
+    cannot be written."""
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
+        _MADE_BY
+    ):
+        raise UserError(
+            f"{path}: is not one that `drillyard cluster up` has written, and stays as it is\nMove"
+            f" it away, or take the text without --write"
+        )
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def ssh_directory(plan: ClusterPlan) -> Path:
+    """Where this machine has the hosts' ssh configuration and keys."""
+    return working_directory(plan.project, f"{plan.name}.ssh")
+
+
+def write_login(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> Path:
+    """Write the ssh configuration of the hosts; its path. Raises UserError where it cannot be
+    written."""
+    path = ssh_directory(plan) / _CONFIG
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, ssh_config_text(plan, hosts).encode(), mode=0o600)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+    return path
+
+
+def remove_login(plan: ClusterPlan) -> None:
+    """Remove what this machine has for reaching the hosts."""
+    directory = ssh_directory(plan)
+    for name in (_CONFIG, _KNOWN_HOSTS):
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+    remove_empty_directories(directory)
+
+
+def ssh_config_text(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> str:
+    """The configuration (ssh_config(5)): first what each host has, then what all have."""
+    login = plan.login
+    assert login is not None
+    lines = [f"{_MADE_BY}; `drillyard cluster down` removes it."]
+    for each in hosts:
+        lines += [f"Host {each.name}", f"    HostKeyAlias drillyard-{each.instance_id}"]
+        if login.through_iap:
+            tunnel = f"start-iap-tunnel %n %p --listen-on-stdin --zone={each.zone}"
+            command = f"gcloud compute {tunnel} --project={plan.project} --verbosity=warning"
+            # No address: by it ssh tells its shared connections apart, also those of a host of the
+            # same name in another project.
+            lines.append(f"    HostName {each.name}.{each.instance_id}")
+            lines.append(f"    ProxyCommand {command}")
+        else:
+            lines.append(f"    HostName {each.public}")
+    lines += [
+        "Host *",
+        f'    UserKnownHostsFile "{ssh_directory(plan) / _KNOWN_HOSTS}"',
+        "    StrictHostKeyChecking accept-new",
+    ]
+    lines += ["    IdentitiesOnly yes"] if login.identity_file else []
+    return "\n".join(lines) + "\n"
+
+
+def _host(found: StateResource) -> MadeHost:
+    values = found.attributes
+    (first, *_) = values.get("network_interface") or [{}]
+    (outside, *_) = first.get("access_config") or [{}]
+    return MadeHost(
+        found.address,
+        str(values["name"]),
+        str(values.get("zone") or "").rpartition("/")[2],
+        str(first.get("network_ip") or ""),
+        str(outside.get("nat_ip") or ""),
+        str(values.get("instance_id") or ""),
+        str(values.get("creation_timestamp") or ""),
+    )
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = re.search(r"\d+$", name)
+    return (int(digits[0]) if digits else 0, name)
