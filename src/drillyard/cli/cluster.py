@@ -81,7 +81,7 @@ def plan(
     from drillyard.provision.plan_document import plan_document
     from drillyard.provision.plan_text import plan_text
     from drillyard.provision.prices import prices_of_use
-    from drillyard.provision.provisioner import plan_file, require_created
+    from drillyard.provision.provisioner import plan_file, require_created, require_driven
 
     if overwrite and output is None:
         raise UserError("--overwrite belongs to --output DIR")
@@ -89,6 +89,8 @@ def plan(
         raise UserError("--output, --explain, --json and --check: give one of them")
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     found = planned.plan
+    if check:
+        require_driven(found, "plan --check")
     of_use = prices_of_use(planned.facts, found.region)
     if output is not None:
         require_created(found)
@@ -100,16 +102,16 @@ def plan(
     elif explain:
         print(explanation(f"cluster {found.name}", found.fields), end="")
     elif as_json:
-        objects = None if found.terraform else _states_or_none(found)
+        objects = None if found.is_made_in_a_cloud else _states_or_none(found)
         print(plan_document(found, of_use, objects).as_text())
     else:
         given = [("--set", each) for each in overrides or ()]
         given += [("--hardware", str(hardware))] if hardware else []
         given += [("--price", each) for each in price or ()]
         options = "".join(f" {shlex.join(pair)}" for pair in given)
-        lines, code = ([], 0) if found.terraform else _on_cluster(found, check=check)
+        lines, code = ([], 0) if found.is_made_in_a_cloud else _on_cluster(found, check=check)
         print(plan_text(found, of_use, str(config), options, lines), end="")
-        if not found.terraform:
+        if not found.is_made_in_a_cloud:
             raise typer.Exit(code)
     if check:
         from drillyard.provision.google.api import google_apis
@@ -162,10 +164,11 @@ def leaks(
     from drillyard.provision.google.api import google_apis
     from drillyard.provision.google.leaks import find_leaks
     from drillyard.provision.google.terraform_state import owned_by_state
-    from drillyard.provision.provisioner import plan_file, require_created
+    from drillyard.provision.provisioner import plan_file, require_created, require_driven
 
     planned = plan_file(config, overrides or (), hardware=hardware)
     require_created(planned.plan)
+    require_driven(planned.plan, "leaks")
     apis = google_apis(planned.plan.project)
     owned = owned_by_state(planned.plan, apis)
     report = find_leaks(planned.plan, apis, owned, planned.facts)

@@ -53,11 +53,12 @@ def up(
     with the state saved.
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
-    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.provisioner import plan_file, require_driven
     from drillyard.provision.up import bring_up, launch_config, write_launch_config
 
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     plan = planned.plan
+    require_driven(plan, "up")
     words = [*_repeated("--set", overrides), *_repeated("--price", price)]
     words += [*_hardware(hardware), *(["--write"] if write else [])]
     words += _repeated("--secret", secret)
@@ -105,9 +106,10 @@ def down(
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
     from drillyard.provision.down import DownOptions, take_down
-    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.provisioner import plan_file, require_driven
 
     planned = plan_file(config, overrides or (), hardware=hardware)
+    require_driven(planned.plan, "down")
     words = [*_repeated("--set", overrides), *_hardware(hardware)]
     words += ["--delete-data"] if delete_data else []
     command = command_line("down", str(config), *words)

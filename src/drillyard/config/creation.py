@@ -98,6 +98,23 @@ class CpuPool(StrictModel):
     nodes: PositiveInt = Field(default=1, description="Nodes in each zone of the control plane.")
 
 
+class SlurmCreation(StrictModel):
+    """What a Slurm cluster has beside its GPU nodes."""
+
+    home: Literal["filestore", "lustre"] = Field(
+        default="filestore", description="Storage of /home, which all nodes share."
+    )
+    home_gib: PositiveInt | None = Field(
+        default=None, description="Size of /home in GiB; default: the least that it may have."
+    )
+    controller: str = Field(
+        default="n2-standard-16", description="Machine type of the controller, without GPUs."
+    )
+    login: str = Field(
+        default="n2-standard-8", description="Machine type of the login node, without GPUs."
+    )
+
+
 class FurtherPool(StrictModel):
     """A pool of GPU nodes beside the first, which the file's own keys describe."""
 
@@ -131,6 +148,9 @@ class CreationConfig(StrictModel):
         default=AddressRanges(), description="Ranges of addresses, where they are not computed."
     )
     cpu_pool: CpuPool = Field(default=CpuPool(), description="Pool of the controllers.")
+    slurm: SlurmCreation = Field(
+        default=SlurmCreation(), description="Of platform slurm: its controller, login and /home."
+    )
     disk_gib: PositiveInt = Field(default=200, description="Boot disk of each node, in GiB.")
     max_pods_per_node: Annotated[int, Field(ge=8, le=256)] = Field(
         default=32, description="Decides how many addresses each node takes from ranges.pods."

@@ -75,7 +75,8 @@ class PlannedResource:
     labelled: bool = False
     """Whether it carries the cluster's label; others are recognised by their names."""
     made_by: str = "terraform"
-    """`terraform`, or `drillyard` for the bucket of the state."""
+    """`terraform`, `gcluster` (then `address` is the blueprint's module), or `drillyard` for the
+    bucket of the state."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,15 @@ class HostLogin:
 
 
 @dataclass(frozen=True)
+class ToolkitDeployment:
+    """A cluster that Cluster Toolkit makes from files: each by its name, with text and mode, and
+    the address ranges of its subnets by their names."""
+
+    files: Mapping[str, tuple[str, int]]
+    ranges: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
     """A cluster before it exists."""
 
@@ -156,7 +166,14 @@ class ClusterPlan:
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     login: HostLogin | None = None
-    """None: it is a cluster of Kubernetes."""
+    """None: nobody logs in to hosts."""
+    toolkit: ToolkitDeployment | None = None
+    """None: the cluster is not one that Cluster Toolkit makes."""
+
+    @property
+    def is_made_in_a_cloud(self) -> bool:
+        """Whether the plan makes a cluster; else it completes one that exists."""
+        return bool(self.terraform) or self.toolkit is not None
 
     @property
     def made_by_terraform(self) -> tuple[PlannedResource, ...]:

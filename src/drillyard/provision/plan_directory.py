@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
+
 from drillyard.plan_files import packaged_chart, write_plan_files
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ChartRelease, ClusterPlan
 from drillyard.provision.plan_text import plan_text
@@ -44,10 +46,32 @@ The way back, from this directory, once no run is left; the bucket of the state 
 ```
 {text}```
 """
+_TOOLKIT_README = """\
+# Slurm cluster {name}
+
+{made_by}
+
+`sh apply.sh` makes the cluster in project {project} with Google's Cluster Toolkit, which shows each
+of its three groups and asks. It can be run again after an error, or after `drillyard cluster plan
+--output DIR --overwrite` has written other files; the state is in gs://{bucket}.
+
+For `drillyard launch` the cluster config then needs the following, with your login on the nodes
+(`gcloud compute os-login describe-profile`) in place of USER, and ssh_config of this directory:
+
+{section}
+`sh destroy.sh` removes it with all data on /home, once no run is left.
+
+## The plan
+
+```
+{text}```
+"""
 
 
 def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple[str, int]]:
     """The files of the directory by their paths in it: text and mode."""
+    if plan.toolkit is not None:
+        return {"README.md": (_toolkit_readme(plan, of_use), 0o644), **plan.toolkit.files}
     backend = {"gcs": {"bucket": plan.state_bucket, "prefix": plan.name}}
     files = {
         "main.tf.json": _json(plan.terraform),
@@ -161,6 +185,18 @@ def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
             f" its data:\n\n    gcloud storage rm --recursive gs://{each['name']}\n"
             for each in buckets
         ),
+        text=plan_text(plan, of_use, "CLUSTER.yaml"),
+    )
+
+
+def _toolkit_readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
+    section = yaml.safe_dump(dict(plan.launch_settings or {}), sort_keys=False)
+    return _TOOLKIT_README.format(
+        name=plan.name,
+        made_by=_MADE_BY,
+        project=plan.project,
+        bucket=plan.state_bucket,
+        section="".join(f"    {line}\n" for line in section.splitlines()),
         text=plan_text(plan, of_use, "CLUSTER.yaml"),
     )
 

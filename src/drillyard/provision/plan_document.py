@@ -33,7 +33,7 @@ class PoolEntry(DocumentPart):
 class ResourceEntry(DocumentPart):
     """One thing that will exist in the cloud."""
 
-    address: str = Field(description="Terraform's.")
+    address: str = Field(description="Terraform's, or the blueprint's module.")
     kind: str
     name: str = Field(description="The cloud's own.")
     location: str | None
@@ -125,6 +125,9 @@ class ClusterPlanDocument(DocumentPart):
     )
     warnings: list[str]
     terraform: dict[str, Any] = Field(description="main.tf.json, without the state's backend.")
+    files: dict[str, str] = Field(
+        description="Of a cluster that Cluster Toolkit makes: blueprint.yaml and the other files."
+    )
 
 
 def plan_document(
@@ -153,6 +156,7 @@ def plan_document(
         "ranges": ranges_of(plan),
         "labels": plan.labels or {},
         "objects": objects,
+        "files": {} if plan.toolkit is None else {n: t for n, (t, _) in plan.toolkit.files.items()},
         "launch_settings": plan.launch_settings or {},
         "price": {
             "lines": plan.prices,
@@ -180,6 +184,10 @@ def ranges_of(plan: ClusterPlan) -> list[AddressRangeEntry]:
         "google_compute_subnetwork", {}
     )
     found = []
+    if plan.toolkit is not None:
+        found += [
+            AddressRangeEntry(name=name, range=each) for name, each in plan.toolkit.ranges.items()
+        ]
     for body in subnets.values():
         if "ip_cidr_range" in body:
             found.append(AddressRangeEntry(name=body["name"], range=body["ip_cidr_range"]))

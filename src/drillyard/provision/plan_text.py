@@ -29,6 +29,9 @@ _TITLES = {
     "google_service_account": "service accounts",
     "google_storage_bucket": "buckets",
     "google_artifact_registry_repository": "image repositories",
+    "google_compute_image": "images of boot disks",
+    "google_filestore_instance": "Filestore instances",
+    "google_lustre_instance": "Lustre instances",
 }
 """What a kind of resource is called; others by their own name in words."""
 
@@ -86,11 +89,12 @@ def _nodes(pool: Pool) -> str:
 
 def _existing(plan: ClusterPlan) -> Iterator[str]:
     by_title: dict[str, list[str]] = {}
-    for resource in plan.made_by_terraform:
+    made = [each for each in plan.resources if each.made_by != "drillyard"]
+    for resource in made:
         words = resource.kind.removeprefix("google_").replace("_", " ")
         by_title.setdefault(_TITLES.get(resource.kind, words), []).append(resource.name)
     things = {"state": [plan.state_bucket], **by_title}
-    yield f"will exist: {plural(len(plan.made_by_terraform), 'thing')}, and the bucket of the state"
+    yield f"will exist: {plural(len(made), 'thing')}, and the bucket of the state"
     width = max(map(len, things))
     for title, names in things.items():
         head = f"  {title:<{width}} {len(names):>3}  "
@@ -188,6 +192,10 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
+    if plan.toolkit is not None:
+        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output DIR"
+        yield "      sh DIR/apply.sh"
+        return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
     missing = [line.price_option for line in plan.prices if line.usd_per_hour is None]
     yield f"next: {command}{''.join(f' {option}' for option in missing if option)}"

@@ -232,6 +232,25 @@ def _part(
     return _line(what, count, price, _missing_part(part, region, "hour"), running)
 
 
+def part_line(
+    what: str, part: str, region: str, price: Fact[float] | None, unit: str = "hour"
+) -> PriceLine:
+    """The price of one thing that is billed as `part`, or the row that gives it."""
+    return _line(what, 1, price, _missing_part(part, region, unit))
+
+
+def with_given_prices(
+    lines: Sequence[PriceLine], given: Mapping[str, float]
+) -> tuple[PriceLine, ...]:
+    """The lines with the user's price of a node-hour (`prices_given`) in place of the known one."""
+    return tuple(
+        line
+        if line.pool not in given
+        else replace(line, usd_per_hour=Fact(given[line.pool], (GIVEN,)) * line.count, missing="")
+        for line in lines
+    )
+
+
 def _line(
     what: str, count: int, each: Fact[float] | None, missing: str, running: bool = True
 ) -> PriceLine:

@@ -23,7 +23,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.launch.cluster_check import ClusterCheck, ClusterChecker
 from drillyard.programs import Programs
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.prices import cluster_prices, prices_given
+from drillyard.provision.prices import cluster_prices, prices_given, with_given_prices
 
 
 class Provisioner(Protocol):
@@ -45,10 +45,13 @@ def require_provisioner(cluster: ClusterConfig) -> None:
     """Raise UserError, with what to do instead, where the config's platform is one on which no
     cluster is created or completed."""
     facts = platforms()[cluster.platform]
-    if not facts.provisioner:
+    exists = facts.machines == "own or bought" and cluster.has_own_machines
+    if not facts.provisioner or exists:
         able = [each for each, row in platforms().items() if row.provisioner]
         message = (
-            f"{cluster.platform}: `drillyard cluster` takes platform {' or '.join(able)};"
+            f"{cluster.platform}: {facts.instead_of_provisioning}"
+            if exists and facts.provisioner
+            else f"{cluster.platform}: `drillyard cluster` takes platform {' or '.join(able)};"
             f" {facts.instead_of_provisioning}"
         )
         raise_all([Problem(("platform",), message)], cluster._origin.places)
@@ -78,7 +81,7 @@ def creation_rules(
 
 def require_created(plan: ClusterPlan) -> None:
     """Raise UserError where the cluster is one that somebody else has made."""
-    if not plan.terraform:
+    if not plan.is_made_in_a_cloud:
         raise UserError(
             f"platform: {plan.platform}: cluster {plan.name} was not created by Drillyard, which"
             " removes and looks for nothing of a cloud there\nRemove its chart with: helm uninstall"
@@ -109,6 +112,17 @@ def check_nodes(
     return check(cluster, load_catalog(hardware or cluster.hardware), programs or Programs())
 
 
+def require_driven(plan: ClusterPlan, command: str) -> None:
+    """Raise UserError, with what to type instead, where `command` cannot be done with a cluster
+    that Cluster Toolkit makes."""
+    if plan.toolkit is not None:
+        raise UserError(
+            f"platform {plan.platform}: `drillyard cluster {command}` does not drive Cluster"
+            " Toolkit\nWrite its files with `drillyard cluster plan FILE --output DIR`; then"
+            " `sh DIR/apply.sh` makes the cluster, and `sh DIR/destroy.sh` removes it."
+        )
+
+
 @dataclass(frozen=True)
 class PlannedCluster:
     """A cluster config, the catalog with the user's hardware, and the plan of both."""
@@ -132,7 +146,10 @@ def plan_file(
     )
     facts = load_catalog(hardware or cluster.hardware)
     plan = plan_cluster(cluster, facts)
-    if prices:
+    if prices and plan.toolkit is not None:
+        given = prices_given(prices, plan.pools, controllers=False)
+        plan = replace(plan, prices=with_given_prices(plan.prices, given))
+    elif prices:
         controllers = plan.login is None
         given = prices_given(prices, plan.pools, controllers=controllers)
         creation = cluster.cluster or CreationConfig()

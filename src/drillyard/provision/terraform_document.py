@@ -61,7 +61,7 @@ class TerraformDocument:
         labels = self._bodies.setdefault(kind, {})
         assert label not in labels, f"{kind}.{label} is there already"
         address = f"{kind}.{label}"
-        labels[label] = self._plain(address, "", body)
+        labels[label] = plain_value(self.fields, address, "", body)
         if after:
             labels[label]["depends_on"] = list(after)
         self.resources.append(PlannedResource(address, kind, name, location, labelled))
@@ -70,7 +70,9 @@ class TerraformDocument:
     def look_up(self, kind: str, label: str, body: Body) -> str:
         """Add a data source, which makes nothing: something of the cloud that is read. Its
         address."""
-        self._data.setdefault(kind, {})[label] = self._plain(f"data.{kind}.{label}", "", body)
+        self._data.setdefault(kind, {})[label] = plain_value(
+            self.fields, f"data.{kind}.{label}", "", body
+        )
         return f"data.{kind}.{label}"
 
     def as_json(self, provider: Body, required: Body) -> Body:
@@ -78,25 +80,28 @@ class TerraformDocument:
         data = {"data": self._data} if self._data else {}
         return {"terraform": required, "provider": provider, **data, "resource": self._bodies}
 
-    def _plain(self, address: str, path: str, value: Any) -> Any:
-        if isinstance(value, Because):
-            plain = _without_reasons(value.value)
-            place = f"{address}: {path}"
-            self.fields.append(explained(place, plain, value.reason, value.source))
-            return plain
-        if isinstance(value, Mapping):
-            return {
-                key: self._plain(address, f"{path}.{key}" if path else key, each)
-                for key, each in value.items()
-            }
-        if isinstance(value, list):
-            # One block is written without its number, as in Terraform's own language.
-            numbered = [f"{path}[{number}]" for number in range(len(value))]
-            paths = numbered if len(value) > 1 else [path]
-            return [
-                self._plain(address, each, item) for each, item in zip(paths, value, strict=True)
-            ]
-        raise AssertionError(f"{address}: {path}: has no reason")
+
+def plain_value(fields: list[ExplainedField], address: str, path: str, value: Any) -> Any:
+    """`value` as it is rendered; what explains it is added to `fields`, at `address: path`."""
+    if isinstance(value, Because):
+        plain = _without_reasons(value.value)
+        place = f"{address}: {path}"
+        fields.append(explained(place, plain, value.reason, value.source))
+        return plain
+    if isinstance(value, Mapping):
+        return {
+            key: plain_value(fields, address, f"{path}.{key}" if path else key, each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        # One block is written without its number, as in Terraform's own language.
+        numbered = [f"{path}[{number}]" for number in range(len(value))]
+        paths = numbered if len(value) > 1 else [path]
+        return [
+            plain_value(fields, address, each, item)
+            for each, item in zip(paths, value, strict=True)
+        ]
+    raise AssertionError(f"{address}: {path}: has no reason")
 
 
 def _without_reasons(value: Any) -> Any:

@@ -89,7 +89,7 @@ def test_a_row_of_ours_must_name_a_known_source():
 
 def test_every_source_is_used():
     own = ("quotas", "images", "limits", "address_ranges", "consumption", "xids")
-    own += ("boot_images",)
+    own += ("boot_images", "cluster_toolkit", "slurm_machines", "nodeset_rules", "home_storage")
     raws = [row for kind in (*KINDS, *own) for row in raw_rows(kind)]
     used = {row["source"] for row in raws} | {
         key for row in raws for key in row.get("sources", {}).values()

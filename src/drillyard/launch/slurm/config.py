@@ -111,11 +111,15 @@ SLURM = PlatformFacts(
         "machine",
         "consumption",
         "reservation",
+        "cluster",
     ),
     section=SlurmConfig,
+    provisioner="drillyard.provision.toolkit.slurm_plan:slurm_plan",
+    provision_rules="drillyard.provision.toolkit.slurm_plan:slurm_problems",
     instead_of_provisioning=(
-        "make a Slurm cluster with Google's Cluster Toolkit, or take one that exists:"
-        " `drillyard cluster status` looks at its nodes, and `drillyard launch` starts runs there"
+        "this file is of a cluster that exists: `drillyard cluster status` looks at its nodes, and"
+        " `drillyard launch` starts runs there; one that is to be made on Google Cloud has"
+        " location, machine and consumption (or platform: gke)"
     ),
     cluster_check="drillyard.launch.slurm.cluster_check:check_slurm",
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),

@@ -17,23 +17,15 @@ from drillyard.provision.gcp.placement import is_compact, nodes_of_domain, place
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import reservation_problems
 from drillyard.provision.gcp.setting_rules import (
+    access_problems,
     bucket_problems,
     disk_problems,
+    kubernetes_only_problems,
     label_problems,
     name_problems,
     project_problems,
 )
 from drillyard.provision.pools import key_path
-
-_OF_KUBERNETES = (
-    "version",
-    "release_channel",
-    "cpu_pool",
-    "max_pods_per_node",
-    "gpu_driver",
-    "images",
-)
-"""Keys of `cluster:` that only a cluster of Kubernetes has."""
 
 
 def gce_setting_problems(
@@ -45,43 +37,20 @@ def gce_setting_problems(
     yield from label_problems(creation)
     yield from bucket_problems(cluster, creation, state_bucket, facts)
     yield from disk_problems(creation, {"the nodes": pool.machine.boot_disk})
-    yield from unused_problems(creation)
-    yield from _access(creation)
+    yield from _unused(creation)
+    yield from access_problems(creation)
     yield from login_problems(cluster)
 
 
-def unused_problems(creation: CreationConfig) -> Iterator[Problem]:
+def _unused(creation: CreationConfig) -> Iterator[Problem]:
     """Settings that a cluster of virtual machines does not have."""
-    for key in _OF_KUBERNETES:
-        if getattr(creation, key) != CreationConfig.model_fields[key].default:
-            message = "only a cluster of Kubernetes has it (platform: gke): remove it"
-            yield Problem(("cluster", key), message)
-    for key in ("pods", "services"):
-        if getattr(creation.ranges, key) is not None:
-            message = "only a cluster of Kubernetes has such addresses: remove it"
-            yield Problem(("cluster", "ranges", key), message)
+    yield from kubernetes_only_problems(creation)
     if creation.pools:
         message = (
             "runs by ssh have one list of hosts, of one machine: remove it, and write a file of its"
             " own, with another name, for each further machine or way of buying"
         )
         yield Problem(("cluster", "pools"), message)
-
-
-def _access(creation: CreationConfig) -> Iterator[Problem]:
-    path = ("cluster", "authorized_networks")
-    if creation.private_nodes and creation.authorized_networks:
-        message = (
-            "nodes without public addresses are reached by Google's tunnel alone: remove it, or set"
-            " cluster.private_nodes: false"
-        )
-        yield Problem(path, message)
-    if not creation.private_nodes and not creation.authorized_networks:
-        message = (
-            "missing: with public addresses it says who may reach the nodes by ssh: write your own"
-            " range, such as [203.0.113.0/24]"
-        )
-        yield Problem(path, message)
 
 
 def gce_machine_problems(

@@ -18,6 +18,15 @@ from drillyard.provision.gcp.names import PROJECT_ID, bucket_name_problem
 from drillyard.provision.gcp.place_rules import bucket_location_problem
 from drillyard.provision.prices import DEFAULT_DISK
 
+_OF_KUBERNETES = (
+    "version",
+    "release_channel",
+    "cpu_pool",
+    "max_pods_per_node",
+    "gpu_driver",
+    "images",
+)
+"""Keys of `cluster:` that only a cluster of Kubernetes has."""
 _OF_A_NEW_BUCKET = ("bucket_location", "bucket_keep_versions", "bucket_recover_days")
 
 
@@ -113,3 +122,32 @@ def _without_bucket(creation: CreationConfig) -> Iterator[Problem]:
         if getattr(creation, key) != CreationConfig.model_fields[key].default:
             message = "there is no bucket: name it (storage.bucket), or remove this"
             yield Problem(("cluster", key), message, depends_on=(("storage", "bucket"),))
+
+
+def kubernetes_only_problems(creation: CreationConfig) -> Iterator[Problem]:
+    """Settings that only a cluster of Kubernetes has."""
+    for key in _OF_KUBERNETES:
+        if getattr(creation, key) != CreationConfig.model_fields[key].default:
+            message = "only a cluster of Kubernetes has it (platform: gke): remove it"
+            yield Problem(("cluster", key), message)
+    for key in ("pods", "services"):
+        if getattr(creation.ranges, key) is not None:
+            message = "only a cluster of Kubernetes has such addresses: remove it"
+            yield Problem(("cluster", "ranges", key), message)
+
+
+def access_problems(creation: CreationConfig) -> Iterator[Problem]:
+    """What is wrong with who may reach the nodes by ssh."""
+    path = ("cluster", "authorized_networks")
+    if creation.private_nodes and creation.authorized_networks:
+        message = (
+            "nodes without public addresses are reached by Google's tunnel alone: remove it, or set"
+            " cluster.private_nodes: false"
+        )
+        yield Problem(path, message)
+    if not creation.private_nodes and not creation.authorized_networks:
+        message = (
+            "missing: with public addresses it says who may reach the nodes by ssh: write your own"
+            " range, such as [203.0.113.0/24]"
+        )
+        yield Problem(path, message)

@@ -1,0 +1,1 @@
+"""Slurm clusters on Google Cloud, made by Google's Cluster Toolkit from a blueprint."""

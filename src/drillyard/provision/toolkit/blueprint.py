@@ -1,0 +1,372 @@
+"""The blueprint of a Slurm cluster and its deployment file.
+
+Three groups, deployed one after the other: the network with the script of the image; the image
+itself, on which Slurm and the network stack are installed; and the cluster. Settings are those of
+the modules of Cluster Toolkit 1.95.0
+(https://github.com/GoogleCloudPlatform/cluster-toolkit/tree/v1.95.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from drillyard.hardware.cloud_limits import boot_image
+from drillyard.hardware.cluster_toolkit import slurm_machines, toolkit_release
+from drillyard.hardware.facts import cited
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.plan_files import ExplainedField
+from drillyard.provision.terraform_document import Body, because
+from drillyard.provision.toolkit import scripts
+from drillyard.provision.toolkit.blueprint_document import BlueprintDocument
+from drillyard.provision.toolkit.nodeset import SUSPEND_SECONDS, add_nodes, nodeset_settings
+from drillyard.provision.toolkit.settings import HOME, LOGIN, SlurmCluster
+from drillyard.provision.toolkit.slurm_conf import slurm_conf
+
+IMAGE_MACHINE = "n2-standard-16"
+_VPC = "modules/network/vpc"
+_STARTUP = "modules/scripts/startup-script"
+_PRIVATE = "cluster.yaml: cluster.private_nodes"
+_RANGES = "cluster.yaml: cluster.ranges"
+_VARIABLES = "/var/tmp/slurm_vars.json"  # noqa: S108 - on the machine that builds the image
+_IMAGE = "$(vars.instance_image)"
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Both documents, and why each value is as it is."""
+
+    blueprint: dict[str, Any]
+    deployment: dict[str, Any]
+    fields: tuple[ExplainedField, ...]
+
+
+def slurm_blueprint(found: SlurmCluster) -> Blueprint:
+    """The documents of a cluster that the rules allow."""
+    document = BlueprintDocument(f"{found.settings.name}-slurm")
+    document.start_group("base")
+    _add_network(document, found)
+    _add_image_script(document, found)
+    document.start_group("image")
+    _add_image(document, found)
+    document.start_group("cluster")
+    used, networks = _add_data_networks(document, found)
+    home = _add_home(document, found)
+    startup = _add_node_startup(document, found)
+    body = nodeset_settings(found, networks)
+    partition = add_nodes(document, found, ["network", *used, *startup], body)
+    _add_login(document, found)
+    _add_controller(document, found, ["network", partition, "login", home])
+    return Blueprint(document.as_value(), _deployment(found), tuple(document.fields))
+
+
+def _deployment(found: SlurmCluster) -> dict[str, Any]:
+    settings = found.settings
+    return {
+        "terraform_backend_defaults": {
+            "type": "gcs",
+            "configuration": {"bucket": found.state_bucket},
+        },
+        "vars": {
+            "deployment_name": settings.name,
+            "project_id": settings.project,
+            "region": settings.region,
+            "zone": found.pool.zone,
+            "labels": dict(settings.labels),
+            "instance_image": {"project": settings.project, "family": f"{settings.name}-slurm"},
+        },
+    }
+
+
+def _vpc(found: SlurmCluster, name: str, address_range: Any, mtu: int | None) -> Body:
+    subnet = {
+        "subnet_name": name,
+        "subnet_region": found.settings.region,
+        "subnet_ip": str(address_range),
+        "subnet_private_access": "true",
+    }
+    body: Body = {
+        "network_name": because(name, "the cluster's name, and what it is", "cluster.yaml: name"),
+        "subnetworks": because([subnet], "one subnet, in the cluster's region", _RANGES),
+        "enable_internal_traffic": because(True, "agents and ranks open ports as they need them"),
+    }
+    if mtu is not None:
+        body["mtu"] = because(mtu, "the largest packets of the NICs", _mtu_source(found))
+    return body
+
+
+def _mtu_source(found: SlurmCluster) -> str:
+    return found.network.interfaces[0].source
+
+
+def _add_network(document: BlueprintDocument, found: SlurmCluster) -> None:
+    creation, (nodes, _, _) = found.settings.creation, found.ranges()
+    private = creation.private_nodes
+    mtu = next((each.mtu for each in found.host or found.data), None)
+    body = _vpc(found, found.settings.name, nodes, mtu)
+    body |= {
+        "enable_iap_ssh_ingress": because(private, "logins through Google's tunnel", _PRIVATE),
+        "enable_cloud_router": because(private, "NAT needs a router", _PRIVATE),
+        "enable_cloud_nat": because(private, "how private nodes reach the internet", _PRIVATE),
+        "allowed_ssh_ip_ranges": because(
+            list(creation.authorized_networks),
+            "who may reach the nodes by ssh",
+            "cluster.yaml: cluster.authorized_networks",
+        ),
+    }
+    document.add("network", _VPC, body)
+
+
+def _runner(kind: str, name: str, content: str) -> dict[str, str]:
+    return {"type": kind, "destination": name, "content": content}
+
+
+def _stack_install(stack: NetworkStack | None) -> list[dict[str, str]]:
+    if stack is None or stack.name not in ("gib", "tcpxo"):
+        return []
+    gib = stack.name == "gib"
+    text = scripts.install_gib(toolkit_release()) if gib else scripts.install_tcpxo()
+    return [_runner("shell", f"install_{stack.name}.sh", text)]
+
+
+def _add_image_script(document: BlueprintDocument, found: SlurmCluster) -> None:
+    release = toolkit_release()
+    lustre = found.own.home == "lustre"
+    runners = [
+        _runner("data", _VARIABLES, scripts.slurm_variables(lustre=lustre)),
+        _runner("shell", "install_slurm.sh", scripts.install_slurm(release)),
+        _runner("shell", "install_containers.sh", scripts.install_containers()),
+        *_stack_install(found.network.stack),
+    ]
+    why = "Slurm, containers and the network stack are in the image: a node starts with them"
+    document.add(
+        "image-script",
+        _STARTUP,
+        {
+            "install_ansible": because(True, "slurm-gcp is installed by a playbook"),
+            "enable_gpu_network_wait_online": because(
+                True, "slurmd starts once all NICs are there"
+            ),
+            "docker": because(
+                {"enabled": True, "world_writable": True}, "daemons of network stacks run in it"
+            ),
+            "runners": because(runners, why, cited(release, "slurm_gcp")),
+        },
+    )
+
+
+def _add_image(document: BlueprintDocument, found: SlurmCluster) -> None:
+    row = boot_image(found.pool.machine.architecture)
+    project, family = row.image.split("/")
+    document.add(
+        "slurm-image",
+        "modules/packer/custom-image",
+        {
+            "source_image_family": because(family, "with NVIDIA's driver", cited(row, "image")),
+            "source_image_project_id": because([project], "Google's", cited(row, "image")),
+            "image_family": because(
+                f"{found.settings.name}-slurm", "nodes start from its newest image"
+            ),
+            "machine_type": because(IMAGE_MACHINE, "to build an image needs no GPU"),
+            "disk_size": because(
+                found.settings.creation.disk_gib,
+                "the disk of a node is not smaller",
+                "cluster.yaml: cluster.disk_gib",
+            ),
+            "omit_external_ip": because(
+                found.settings.creation.private_nodes, "as the nodes", _PRIVATE
+            ),
+        },
+        use=["network", "image-script"],
+        kind="packer",
+    )
+
+
+def _add_data_networks(
+    document: BlueprintDocument, found: SlurmCluster
+) -> tuple[list[str], str | None]:
+    """The modules whose networks the nodes use, and the expression of the others."""
+    _, host_range, data_range = found.ranges()
+    if not found.data:
+        return [], None
+    name, data = found.settings.name, found.data
+    if data[0].profile is None:
+        document.add(
+            "gpu-networks",
+            "modules/network/multivpc",
+            {
+                "network_name_prefix": because(f"{name}-gpu", "one VPC for each data NIC"),
+                "network_count": because(len(data), "data NICs", data[0].source),
+                "global_ip_address_range": because(str(data_range), "all of them", _RANGES),
+                "subnetwork_cidr_suffix": because(found.data_prefix, "of each VPC", _RANGES),
+                "mtu": because(data[0].mtu, "the largest packets of the NICs", data[0].source),
+            },
+        )
+        return ["gpu-networks"], None
+    if host_range is not None:
+        document.add(
+            "host-network", _VPC, _vpc(found, f"{name}-host", host_range, found.host[0].mtu)
+        )
+    project = found.settings.project
+    profile = f"projects/{project}/global/networkProfiles/{data[0].profile}"
+    document.add(
+        "rdma-network",
+        "modules/network/gpu-rdma-vpc",
+        {
+            "network_name": because(f"{name}-rdma", "one VPC for all data NICs"),
+            "network_profile": because(
+                f"https://www.googleapis.com/compute/beta/{profile}",
+                "RDMA, with the MTU and without firewall rules",
+                data[0].source,
+            ),
+            "network_routing_mode": because("REGIONAL", "one region"),
+            "subnetworks_template": because(
+                {
+                    "name_prefix": f"{name}-rdma",
+                    "count": len(data),
+                    "ip_range": str(data_range),
+                    "region": found.settings.region,
+                },
+                "a subnet for each data NIC",
+                data[0].source,
+            ),
+        },
+    )
+    interfaces = "rdma-network.subnetwork_interfaces"
+    if host_range is None:
+        return [], f"$({interfaces})"
+    second = (
+        "network=null, subnetwork=host-network.subnetwork_self_link,"
+        ' subnetwork_project=vars.project_id, nic_type="GVNIC", queue_count=null, network_ip="",'
+        " stack_type=null, access_config=[], ipv6_access_config=[], alias_ip_range=[]"
+    )
+    return [], f"$(concat([{{{second}}}], {interfaces}))"
+
+
+def _add_home(document: BlueprintDocument, found: SlurmCluster) -> str:
+    source = "cluster.yaml: cluster.slurm.home"
+    size = because(found.home_gib, "its size", "cluster.yaml: cluster.slurm.home_gib")
+    mount = because(HOME, "all nodes share it: code, runs, checkpoints")
+    if found.own.home == "filestore":
+        protected = found.settings.creation.deletion_protection
+        return document.add(
+            "home",
+            "modules/file-system/filestore",
+            {
+                "filestore_tier": because(found.home.tier, "its speed grows with its size", source),
+                "size_gb": size,
+                "local_mount": mount,
+                "mount_options": because("defaults,hard", "a run waits for a slow server"),
+                "deletion_protection": because(
+                    {"enabled": protected, "reason": "data of runs"},
+                    "whether it can be deleted",
+                    "cluster.yaml: cluster.deletion_protection",
+                ),
+            },
+            use=["network"],
+        )
+    document.add("private-access", "modules/network/private-service-access", {}, use=["network"])
+    return document.add(
+        "home",
+        "modules/file-system/managed-lustre",
+        {
+            "name": because(f"{found.settings.name}-home", "the cluster's"),
+            "size_gib": size,
+            "per_unit_storage_throughput": because(
+                found.home.throughput, "MB/s of each TiB", cited(found.home, "throughput")
+            ),
+            "local_mount": mount,
+            "remote_mount": because("lustrefs", "the name of the file system"),
+        },
+        use=["network", "private-access"],
+    )
+
+
+def _add_node_startup(document: BlueprintDocument, found: SlurmCluster) -> list[str]:
+    """The script of each start of a node, where its machine or network stack needs one."""
+    body: Body = {}
+    if found.pool.machine.local_disks is not None:
+        body["local_ssd_filesystem"] = because(
+            {"fs_type": "ext4", "mountpoint": "/mnt/localssd", "permissions": "1777"},
+            "local SSDs come without a file system",
+            cited(found.pool.machine, "local_disks"),
+        )
+    stack = found.network.stack
+    if stack is not None and stack.sidecar is not None and found.data:
+        body["runners"] = because(
+            [_runner("shell", "install_plugin.sh", scripts.install_plugin(stack))],
+            "the libraries of the network stack, where runs look for them",
+            cited(stack, "images"),
+        )
+    return [document.add("node-startup", _STARTUP, body)] if body else []
+
+
+def _add_login(document: BlueprintDocument, found: SlurmCluster) -> None:
+    document.add(
+        "login",
+        "community/modules/scheduler/schedmd-slurm-gcp-v6-login",
+        {
+            "name_prefix": because(LOGIN, "a part of its name"),
+            "machine_type": because(
+                found.own.login, "it runs no jobs", "cluster.yaml: cluster.slurm.login"
+            ),
+            "instance_image": because(_IMAGE, "as the nodes: programs are built there"),
+            "instance_image_custom": because(True, "it is not one of the toolkit's own"),
+            "disk_size_gb": because(
+                found.settings.creation.disk_gib,
+                "not smaller than the image",
+                "cluster.yaml: cluster.disk_gib",
+            ),
+            "enable_login_public_ips": because(
+                not found.settings.creation.private_nodes, "how one logs in", _PRIVATE
+            ),
+        },
+        use=["network"],
+    )
+
+
+def _add_controller(document: BlueprintDocument, found: SlurmCluster, use: list[str]) -> None:
+    row = slurm_machines()[found.pool.machine.name]
+    creation, stack = found.settings.creation, found.network.stack
+    body: Body = {
+        "slurm_cluster_name": because(
+            found.settings.name, "names of nodes begin with it", "cluster.yaml: name"
+        ),
+        "machine_type": because(
+            found.own.controller, "slurmctld and slurmdbd", "cluster.yaml: cluster.slurm.controller"
+        ),
+        "instance_image": because(_IMAGE, "as the nodes: the same version of Slurm"),
+        "instance_image_custom": because(True, "it is not one of the toolkit's own"),
+        "disk_size_gb": because(
+            creation.disk_gib, "not smaller than the image", "cluster.yaml: cluster.disk_gib"
+        ),
+        "enable_controller_public_ips": because(
+            not creation.private_nodes, "as the nodes", _PRIVATE
+        ),
+        "enable_cleanup_compute": because(True, "nodes that jobs asked for go with the cluster"),
+        "enable_slurm_auth": because(True, "Slurm's own key in place of munge"),
+        "slurm_conf_template": because(
+            slurm_conf(), "accounts, process tracking and preemption as a launch expects them"
+        ),
+        "cloud_parameters": because(
+            {
+                "resume_timeout": row.resume_seconds,
+                "suspend_timeout": SUSPEND_SECONDS,
+                "prolog_flags": "Alloc,Contain",
+            },
+            "a node that does not come in time is given up; prologs end before ranks start",
+            cited(row, "resume_seconds"),
+        ),
+    }
+    if stack is not None and stack.sidecar is not None and found.data:
+        for key, text, why in (
+            ("prolog_scripts", scripts.daemon_prolog(stack), "starts"),
+            ("epilog_scripts", scripts.daemon_epilog(), "ends"),
+        ):
+            content = [{"filename": f"{scripts.DAEMON}.sh", "content": text}]
+            body[key] = because(
+                content, f"it {why} the daemon of {stack.name}", cited(stack, "sidecar")
+            )
+    document.add(
+        "controller", "community/modules/scheduler/schedmd-slurm-gcp-v6-controller", body, use=use
+    )

@@ -1,0 +1,160 @@
+"""The plan of a Slurm cluster: the files that Cluster Toolkit deploys, prices, quotas, and what the
+config needs for `launch` once it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.problems import Problem, raise_all
+from drillyard.hardware.capacity import quota_needed
+from drillyard.hardware.catalog import Catalog
+from drillyard.launch.slurm.config import SlurmConfig
+from drillyard.provision.cluster_plan import (
+    ClusterPlan,
+    PlannedResource,
+    ToolkitDeployment,
+)
+from drillyard.provision.gcp.address_ranges import range_problems
+from drillyard.provision.gcp.place_rules import place_problems
+from drillyard.provision.gcp.settings import read_settings
+from drillyard.provision.pools import read_pools
+from drillyard.provision.toolkit.blueprint import slurm_blueprint
+from drillyard.provision.toolkit.deployment_files import deployment_files
+from drillyard.provision.toolkit.settings import HOME, SlurmCluster, read_slurm_cluster
+from drillyard.provision.toolkit.slurm_prices import slurm_prices
+from drillyard.provision.toolkit.toolkit_rules import toolkit_problems
+
+_SERVICES = (
+    *("cloudresourcemanager.googleapis.com", "compute.googleapis.com", "iam.googleapis.com"),
+    *("logging.googleapis.com", "monitoring.googleapis.com", "secretmanager.googleapis.com"),
+    *("servicenetworking.googleapis.com", "storage.googleapis.com"),
+)
+_IAP = "iap.googleapis.com"
+_TOOLKIT = "gcluster"
+
+
+def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
+    """The plan. Raises one UserError with all that the config, the machine or the rules do not
+    allow."""
+    raise_all(slurm_problems(cluster, facts), cluster._origin.places)
+    settings = read_settings(cluster, facts)
+    found = read_slurm_cluster(settings)
+    assert found is not None, "refused by slurm_problems"
+    made = slurm_blueprint(found)
+    services = [*_SERVICES, found.home.service]
+    if settings.creation.private_nodes:
+        services.append(_IAP)
+    nodes, host, data = found.ranges()
+    ranges = {settings.name: nodes, f"{settings.name}-host": host, f"{settings.name}-data": data}
+    return ClusterPlan(
+        name=cluster.name,
+        platform=cluster.platform,
+        project=settings.project,
+        region=settings.region,
+        zone=found.pool.zone,
+        pools=(found.pool,),
+        terraform={},
+        state_bucket=found.state_bucket,
+        resources=tuple(_resources(found)),
+        prices=slurm_prices(found),
+        quotas=tuple(quota_needed(cluster, facts)),
+        services=tuple(services),
+        warnings=tuple(_warnings(found)),
+        fields=made.fields,
+        labels=settings.labels,
+        launch_settings={"slurm": _launch_section(found)},
+        toolkit=ToolkitDeployment(
+            files=deployment_files(found, made, services),
+            ranges={name: str(each) for name, each in ranges.items() if each is not None},
+        ),
+    )
+
+
+def slurm_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
+    """What the config, the machine or the rules do not allow. A config without project, zone,
+    machine or consumption has the problems that its own check names, and no others."""
+    location = cluster.location
+    if location is None or location.project is None or location.zone is None:
+        return []
+    _, problems = read_pools(cluster, facts)
+    own = [each for each in problems if each.path[:2] != ("cluster", "pools")]
+    found = read_slurm_cluster(read_settings(cluster, facts))
+    if found is None:
+        return own
+    return [
+        *own,
+        *place_problems(cluster, [found.pool], facts),
+        *toolkit_problems(found),
+        *range_problems(found.settings.creation.ranges, found.range_sizes),
+    ]
+
+
+def _resources(found: SlurmCluster) -> Iterator[PlannedResource]:
+    """What exists after the deployment, by the blueprint's modules."""
+    name, region, zone = found.settings.name, found.settings.region, found.pool.zone
+
+    def one(
+        module: str, kind: str, called: str, where: str | None, labelled: bool
+    ) -> PlannedResource:
+        return PlannedResource(module, kind, called, where, labelled, made_by=_TOOLKIT)
+
+    yield PlannedResource(
+        "", "google_storage_bucket", found.state_bucket, region, True, made_by="drillyard"
+    )
+    yield one("network", "google_compute_network", name, None, False)
+    if found.settings.creation.private_nodes:
+        yield one("network", "google_compute_router_nat", f"{name} (one)", region, False)
+    yield one("slurm-image", "google_compute_image", f"{name}-slurm (family)", None, True)
+    if found.host:
+        yield one("host-network", "google_compute_network", f"{name}-host", None, False)
+    if found.data and found.data[0].profile is not None:
+        yield one("rdma-network", "google_compute_network", f"{name}-rdma", None, False)
+    elif found.data:
+        for number in range(len(found.data)):
+            called = f"{name}-gpu-{number}"
+            yield one("gpu-networks", "google_compute_network", called, None, False)
+    kind = (
+        "google_filestore_instance" if found.own.home == "filestore" else "google_lustre_instance"
+    )
+    yield one("home", kind, f"{HOME} of {name}", zone, True)
+    yield one("controller", "google_compute_instance", f"{name}-controller", zone, True)
+    yield one("controller", "google_storage_bucket", f"files of {name}'s Slurm", region, True)
+    yield one("login", "google_compute_instance", found.login_node, zone, True)
+    if not found.pool.scales_from_zero:
+        for number in range(found.pool.nodes):
+            called = f"{name}-nodes-{number}"
+            yield one("nodes", "google_compute_instance", called, zone, True)
+
+
+def _launch_section(found: SlurmCluster) -> dict[str, Any]:
+    """The section `slurm:` of the file for `launch`: what the config has, and the made cluster's
+    login node, partition and shared directory where it has none."""
+    section = found.settings.cluster.section_as(SlurmConfig)
+    made = {
+        "login_host": f"USER@{found.login_node}",
+        "config_file": "ssh_config",
+        "directory": f"{HOME}/USER/project",
+        "partition": found.partition,
+    }
+    return {**made, **section.model_dump(mode="json", exclude_unset=True, exclude_none=True)}
+
+
+def _warnings(found: SlurmCluster) -> Iterator[str]:
+    pool, name = found.pool, found.settings.name
+    yield "name, location, cluster.ranges and cluster.slurm.home cannot be changed later"
+    if pool.scales_from_zero:
+        yield (
+            f"{pool.name}: a job of flex-start needs a time limit (slurm.time_limit): its nodes go"
+            " after it"
+        )
+    else:
+        yield f"{pool.name}: its {pool.nodes} nodes are billed until they are removed, used or not"
+    yield f"{HOME}: all data of runs is on it, and is deleted with the cluster"
+    yield (
+        f"controller, login and nodes act as the project's default Compute Engine service account:"
+        f" who can run jobs on {name} can do what it may do"
+    )
+    if not found.settings.creation.private_nodes:
+        yield "cluster.authorized_networks: must contain this machine, or no run can be launched"
