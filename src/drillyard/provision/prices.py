@@ -48,11 +48,13 @@ def cluster_prices(
     given: Mapping[str, float] | None = None,
     *,
     controllers: bool = True,
+    hosts: int = 0,
 ) -> tuple[PriceLine, ...]:
     """The parts of a cluster and their prices in US dollars per hour, in the order of creation.
 
     `given` are the user's prices of a node-hour by the pool's name (`prices_given`); `controllers`:
-    whether it has a control plane, and nodes for controllers. Raises UserError for a machine of the
+    whether it has a control plane, and nodes for controllers; `hosts`: machines beside the pools,
+    which the caller prices, and which are counted where a price is one of each machine. Raises UserError for a machine of the
     controllers that the catalog does not know.
     """
     region, own = pools[0].region, given or {}
@@ -63,8 +65,8 @@ def cluster_prices(
         lines += _cpu_pool(creation, cpu_nodes, facts, region, own.get(CPU_POOL))
     for pool in pools:
         lines += _gpu_pool(pool, creation, facts, own.get(pool.name))
-    running = cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
-    every = cpu_nodes + sum(pool.nodes for pool in pools)
+    running = hosts + cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
+    every = hosts + cpu_nodes + sum(pool.nodes for pool in pools)
     if creation.private_nodes:
         return (*lines, *_nat(running, every, facts, region))
     return (*lines, *_addresses("addresses of nodes", running, every, facts, region))

@@ -20,7 +20,7 @@ from drillyard.provision.terraform_document import Body, because
 from drillyard.provision.toolkit import scripts
 from drillyard.provision.toolkit.blueprint_document import BlueprintDocument
 from drillyard.provision.toolkit.nodeset import SUSPEND_SECONDS, add_nodes, nodeset_settings
-from drillyard.provision.toolkit.settings import HOME, LOGIN, SlurmCluster
+from drillyard.provision.toolkit.settings import CONTROLLER_DISK, HOME, LOGIN, SlurmCluster
 from drillyard.provision.toolkit.slurm_conf import slurm_conf
 
 IMAGE_MACHINE = "n2-standard-16"
@@ -312,6 +312,7 @@ def _add_login(document: BlueprintDocument, found: SlurmCluster) -> None:
             ),
             "instance_image": because(_IMAGE, "as the nodes: programs are built there"),
             "instance_image_custom": because(True, "it is not one of the toolkit's own"),
+            "disk_type": because(CONTROLLER_DISK, "a boot disk that any machine can have"),
             "disk_size_gb": because(
                 found.settings.creation.disk_gib,
                 "not smaller than the image",
@@ -337,6 +338,7 @@ def _add_controller(document: BlueprintDocument, found: SlurmCluster, use: list[
         ),
         "instance_image": because(_IMAGE, "as the nodes: the same version of Slurm"),
         "instance_image_custom": because(True, "it is not one of the toolkit's own"),
+        "disk_type": because(CONTROLLER_DISK, "a boot disk that any machine can have"),
         "disk_size_gb": because(
             creation.disk_gib, "not smaller than the image", "cluster.yaml: cluster.disk_gib"
         ),

@@ -130,8 +130,9 @@ def daemon_prolog(stack: NetworkStack) -> str:
         *("--volume", "/dev/dmabuf_import_helper:/dev/dmabuf_import_helper"),
         *("--env", "LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu", image, *arguments),
     )
+    # Without pipefail: grep ends before docker does once it has found the line.
     return (
-        f"{_SHELL}"
+        "#!/bin/bash\nset -e\n"
         'if [ "${SLURM_JOB_NUM_NODES:-2}" = 1 ]; then exit 0; fi\n'
         "modprobe import-helper\n"
         f"docker rm --force {DAEMON} >/dev/null 2>&1 || true\n"

@@ -23,6 +23,8 @@ from drillyard.provision.pools import read_pools
 DEFAULT_PARTITION = "gpu"
 HOME = "/home"
 LOGIN = "login"
+CONTROLLER_DISK = "pd-balanced"
+"""Boot disk of controller and login node."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from drillyard.hardware.cluster_parts import HOURS_PER_MONTH
 from drillyard.provision.cluster_plan import PriceLine
 from drillyard.provision.prices import cluster_prices, part_line
-from drillyard.provision.toolkit.settings import HOME, SlurmCluster
+from drillyard.provision.toolkit.settings import CONTROLLER_DISK, HOME, SlurmCluster
 
 
 def slurm_prices(found: SlurmCluster) -> tuple[PriceLine, ...]:
     """The parts in the order of creation, nodes first."""
     settings = found.settings
-    nodes = cluster_prices((found.pool,), settings.creation, settings.facts, controllers=False)
+    nodes = cluster_prices(
+        (found.pool,), settings.creation, settings.facts, controllers=False, hosts=2
+    )
     return (*nodes, *_hosts(found), _home(found))
 
 
@@ -24,6 +26,10 @@ def _hosts(found: SlurmCluster) -> Iterator[PriceLine]:
         machine = facts.cpu_machine(getattr(found.own, key))
         price = facts.cpu_machine_price(machine, region)
         yield part_line(f"{key}: {machine.name}", machine.shape or machine.name, region, price)
+        disk, gib = CONTROLLER_DISK, found.settings.creation.disk_gib
+        each = facts.part_price(disk, region, "usd_per_gib_month")
+        hour = None if each is None else each * gib / HOURS_PER_MONTH
+        yield part_line(f"{key}: boot disk, {gib} GiB of {disk}", disk, region, hour, "gib_month")
 
 
 def _home(found: SlurmCluster) -> PriceLine:
