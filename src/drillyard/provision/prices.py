@@ -54,8 +54,8 @@ def cluster_prices(
 
     `given` are the user's prices of a node-hour by the pool's name (`prices_given`); `controllers`:
     whether it has a control plane, and nodes for controllers; `hosts`: machines beside the pools,
-    which the caller prices, and which are counted where a price is one of each machine. Raises UserError for a machine of the
-    controllers that the catalog does not know.
+    which the caller prices, and which are counted where a price is one of each machine. Raises
+    UserError for a machine of the controllers that the catalog does not know.
     """
     region, own = pools[0].region, given or {}
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if controllers else 0

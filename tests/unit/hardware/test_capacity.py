@@ -191,7 +191,7 @@ def test_disks_and_addresses_grow_with_the_nodes():
     public = needed(nodes=10, platform="gce", cluster={"private_nodes": False})
     assert public["IN_USE_ADDRESSES"].amount == 10
     on_slurm = needed(nodes=10, platform="slurm")
-    assert on_slurm["HDB_TOTAL_GB"].amount == 10 * 500
+    assert on_slurm["HDB_TOTAL_GB"].amount == 10 * 200
     assert on_slurm["IN_USE_ADDRESSES"].amount == 10
     assert "PREEMPTIBLE_LOCAL_SSD_GB" not in needed("a2-highgpu-8g")
 

@@ -45,7 +45,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"consumption": "on-demand"}, "consumption"),
     ({"consumption": "flex-start-queued"}, "consumption"),
     ({"consumption": "reservation", "reservation": "a/b"}, "reservation"),
-    ({"consumption": "reservation"}, "reservation"),
+    ({"consumption": "reservation", "reservation": None}, "reservation"),
     ({"reservation": "mine"}, "reservation"),
     ({"storage": {"bucket": "team-runs"}}, "storage.bucket"),
     ({"storage": {"directory": "/scratch"}}, "storage.directory"),
@@ -169,6 +169,5 @@ def test_the_plan_is_printed_explained_priced_and_written(
 
 
 def test_a_slurm_cluster_that_exists_is_not_planned(tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text("name: lab\nplatform: slurm\nslurm: {partition: gpu}\n")
     lines = refusal(tmp_path, {"name": "lab", "platform": "slurm", "slurm": {"partition": "gpu"}})
     assert says(lines[0], "cluster status ... launch ... location ... machine ... consumption")
