@@ -192,7 +192,7 @@ def test_disks_and_addresses_grow_with_the_nodes():
     assert public["IN_USE_ADDRESSES"].amount == 10
     on_slurm = needed(nodes=10, platform="slurm")
     assert on_slurm["HDB_TOTAL_GB"].amount == 10 * 200
-    assert on_slurm["IN_USE_ADDRESSES"].amount == 10
+    assert on_slurm["IN_USE_ADDRESSES"].amount == 1
     assert "PREEMPTIBLE_LOCAL_SSD_GB" not in needed("a2-highgpu-8g")
 
 

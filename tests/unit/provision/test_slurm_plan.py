@@ -312,3 +312,26 @@ def test_the_bill_has_controller_login_and_home(tmp_path: Path) -> None:
     assert "part: filestore" in lines["/home"].missing
     quotas = {quota.metric: quota.amount for quota in found.quotas}
     assert quotas["HDB_TOTAL_GB"] == 2 * 200
+
+
+def test_the_slurm_cluster_of_googles_training_guide_field_by_field(tmp_path: Path) -> None:
+    """A3 Mega: base with networks and Filestore home, image, cluster with controller, login node
+    and partition; settings in a deployment file; TCPXO, 8 NICs and GPUs; jobs of eight nodes."""
+    found = plan(tmp_path, config("a3-megagpu-8g", "reservation", nodes=8))
+    groups = {each["group"]: each for each in document(found)["deployment_groups"]}
+    assert [*groups] == ["base", "image", "cluster"]
+    made = modules(found)
+    sources = {name: each["source"].rpartition("/")[2] for name, each in made.items()}
+    assert sources["network"] == "vpc" and sources["gpu-networks"] == "multivpc"
+    assert sources["home"] == "filestore"
+    assert (sources["slurm-image"], made["slurm-image"]["kind"]) == ("custom-image", "packer")
+    assert sources["controller"] == "schedmd-slurm-gcp-v6-controller"
+    assert {"login", "partition", "home"} <= {*made["controller"]["use"]}
+    assert settings_of(found, "nodes")["node_count_static"] == 8
+    assert settings_of(found, "gpu-networks")["network_count"] == 8
+    variables = document(found, "deployment.yaml")["vars"]
+    keys = {"deployment_name", "project_id", "region", "zone"}
+    assert keys <= variables.keys()
+    runners = settings_of(found, "image-script")["runners"]
+    assert "install_tcpxo.sh" in [each["destination"] for each in runners]
+    assert "tcpgpudmarxd" in settings_of(found, "controller")["prolog_scripts"][0]["content"]
