@@ -241,10 +241,11 @@ def on_pool(
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
     """List what the config's platform lacks, does not know or cannot do."""
     creation = [] if config.cluster is None else [*config.cluster.problems()]
-    own = None if config.cluster is None else config.cluster.slurm
-    if config.platform != "slurm" and own not in (None, CreationConfig().slurm):
+    head = None if config.cluster is None else config.cluster.head
+    has_head = platforms()[config.platform].has_head
+    if not has_head and head not in (None, CreationConfig().head):
         message = f"only a Slurm cluster has it, and platform is {config.platform}: remove it"
-        creation.append(Problem(("cluster", "slurm"), message))
+        creation.append(Problem(("cluster", "head"), message))
     return [*_fields(config), *_capacity(config), *_nodes(config), *creation]
 
 

@@ -98,7 +98,7 @@ class CpuPool(StrictModel):
     nodes: PositiveInt = Field(default=1, description="Nodes in each zone of the control plane.")
 
 
-class SlurmCreation(StrictModel):
+class HeadConfig(StrictModel):
     """What a Slurm cluster has beside its GPU nodes."""
 
     home: Literal["filestore", "lustre"] = Field(
@@ -148,8 +148,8 @@ class CreationConfig(StrictModel):
         default=AddressRanges(), description="Ranges of addresses, where they are not computed."
     )
     cpu_pool: CpuPool = Field(default=CpuPool(), description="Pool of the controllers.")
-    slurm: SlurmCreation = Field(
-        default=SlurmCreation(), description="Of platform slurm: its controller, login and /home."
+    head: HeadConfig = Field(
+        default=HeadConfig(), description="Of platform slurm: its controller, login and /home."
     )
     disk_gib: PositiveInt = Field(default=200, description="Boot disk of each node, in GiB.")
     max_pods_per_node: Annotated[int, Field(ge=8, le=256)] = Field(

@@ -115,6 +115,8 @@ class PlatformFacts:
     in_pods: bool = False
     """Containers see the network as GKE's pods do: Google's installers mount libraries below
     /usr/local."""
+    has_head: bool = False
+    """A created cluster has a controller, a login node and a shared /home (`cluster.head`)."""
     has_prolog: bool = False
     """The scheduler's prolog starts the daemon that a network stack needs on hosts, one per job."""
     bucket_mount: str | None = None

@@ -31,7 +31,7 @@ from drillyard.provision.toolkit import scripts
 from drillyard.provision.toolkit.slurm_conf import slurm_conf
 from drillyard.provision.toolkit.toolkit_rules import nodeset_conflicts
 
-LUSTRE = {"cluster": {"slurm": {"home": "lustre"}}}
+LUSTRE = {"cluster": {"head": {"home": "lustre"}}}
 SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 PUBLIC = {"cluster": {"private_nodes": False, "authorized_networks": ["203.0.113.0/24"]}}
 VARIANTS: list[dict[str, Any]] = [
@@ -245,7 +245,7 @@ def test_home_is_shared_by_all_nodes(tmp_path: Path) -> None:
     home = settings_of(plan(tmp_path, config(cluster={"deletion_protection": True})), "home")
     assert (home["local_mount"], home["size_gb"]) == ("/home", 10240)
     assert home["deletion_protection"]["enabled"] is True
-    found = plan(tmp_path, config(cluster={"slurm": {"home": "lustre", "home_gib": 72000}}))
+    found = plan(tmp_path, config(cluster={"head": {"home": "lustre", "home_gib": 72000}}))
     assert settings_of(found, "home")["size_gib"] == 72000
     assert '"install_managed_lustre": true' in str(settings_of(found, "image-script")["runners"])
     assert "lustre.googleapis.com" in found.services

@@ -24,7 +24,7 @@ def creation(**settings: Any) -> dict[str, Any]:
 
 
 def slurm(**settings: Any) -> dict[str, Any]:
-    return creation(slurm=settings)
+    return creation(head=settings)
 
 
 def refusal(directory: Path, content: Any) -> list[str]:
@@ -52,12 +52,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"slurm": {"directory": "/opt/project"}}, "slurm.directory"),
     ({"slurm": {"partition": "a,b"}}, "slurm.partition"),
     ({"slurm": {"partition": "GPU"}}, "slurm.partition"),
-    (slurm(home="filestore", home_gib=1024), "cluster.slurm.home_gib"),
-    (slurm(home="lustre", home_gib=18000), "cluster.slurm.home_gib"),
-    (slurm(home="nfs"), "cluster.slurm.home"),
-    (slurm(controller="a4-highgpu-8g"), "cluster.slurm.controller"),
-    (slurm(login="nothing-4"), "cluster.slurm.login"),
-    (creation(slurm={"home": "lustre"}, deletion_protection=True), "cluster.deletion_protection"),
+    (slurm(home="filestore", home_gib=1024), "cluster.head.home_gib"),
+    (slurm(home="lustre", home_gib=18000), "cluster.head.home_gib"),
+    (slurm(home="nfs"), "cluster.head.home"),
+    (slurm(controller="a4-highgpu-8g"), "cluster.head.controller"),
+    (slurm(login="nothing-4"), "cluster.head.login"),
+    (creation(head={"home": "lustre"}, deletion_protection=True), "cluster.deletion_protection"),
     (creation(pools=[{"consumption": "spot", "nodes": 2}]), "cluster.pools"),
     (creation(registry=True), "cluster.registry"),
     (creation(version="1.34"), "cluster.version"),
@@ -128,8 +128,8 @@ def test_a_machine_or_way_of_buying_that_is_not_offered_is_refused(
 
 def test_another_platform_has_no_controller_of_slurm(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        clusters.plan(tmp_path, clusters.config(cluster={"slurm": {"home": "lustre"}}))
-    assert ": cluster.slurm" in str(refused.value)
+        clusters.plan(tmp_path, clusters.config(cluster={"head": {"home": "lustre"}}))
+    assert ": cluster.head" in str(refused.value)
 
 
 def run(directory: Path, *words: str) -> Any:

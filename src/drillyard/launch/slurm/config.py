@@ -124,6 +124,7 @@ SLURM = PlatformFacts(
     cluster_check="drillyard.launch.slurm.cluster_check:check_slurm",
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
+    has_head=True,
     has_prolog=True,
     capabilities=Capabilities(queue=True, image=True, sync=True, dependency=True, exclude=True),
     launcher="drillyard.launch.slurm.launcher:SlurmLauncher",

@@ -244,8 +244,8 @@ def _add_data_networks(
 
 
 def _add_home(document: BlueprintDocument, found: SlurmCluster) -> str:
-    source = "cluster.yaml: cluster.slurm.home"
-    size = because(found.home_gib, "its size", "cluster.yaml: cluster.slurm.home_gib")
+    source = "cluster.yaml: cluster.head.home"
+    size = because(found.home_gib, "its size", "cluster.yaml: cluster.head.home_gib")
     mount = because(HOME, "all nodes share it: code, runs, checkpoints")
     if found.own.home == "filestore":
         protected = found.settings.creation.deletion_protection
@@ -308,7 +308,7 @@ def _add_login(document: BlueprintDocument, found: SlurmCluster) -> None:
         {
             "name_prefix": because(LOGIN, "a part of its name"),
             "machine_type": because(
-                found.own.login, "it runs no jobs", "cluster.yaml: cluster.slurm.login"
+                found.own.login, "it runs no jobs", "cluster.yaml: cluster.head.login"
             ),
             "instance_image": because(_IMAGE, "as the nodes: programs are built there"),
             "instance_image_custom": because(True, "it is not one of the toolkit's own"),
@@ -334,7 +334,7 @@ def _add_controller(document: BlueprintDocument, found: SlurmCluster, use: list[
             found.settings.name, "names of nodes begin with it", "cluster.yaml: name"
         ),
         "machine_type": because(
-            found.own.controller, "slurmctld and slurmdbd", "cluster.yaml: cluster.slurm.controller"
+            found.own.controller, "slurmctld and slurmdbd", "cluster.yaml: cluster.head.controller"
         ),
         "instance_image": because(_IMAGE, "as the nodes: the same version of Slurm"),
         "instance_image_custom": because(True, "it is not one of the toolkit's own"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from drillyard.config.creation import SlurmCreation
+from drillyard.config.creation import HeadConfig
 from drillyard.hardware.cluster_toolkit import HomeStorage, home_storage
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.provision.cluster_plan import Pool
@@ -39,8 +39,8 @@ class SlurmCluster:
         return self.network.pool
 
     @property
-    def own(self) -> SlurmCreation:
-        return self.settings.creation.slurm
+    def own(self) -> HeadConfig:
+        return self.settings.creation.head
 
     @property
     def partition(self) -> str:

@@ -64,7 +64,7 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         warnings=tuple(_warnings(found)),
         fields=made.fields,
         labels=settings.labels,
-        launch_settings={"slurm": _launch_section(found)},
+        launch_settings={cluster.platform: _launch_section(found)},
         toolkit=ToolkitDeployment(
             files=deployment_files(found, made, services),
             ranges={name: str(each) for name, each in ranges.items() if each is not None},
@@ -143,7 +143,7 @@ def _launch_section(found: SlurmCluster) -> dict[str, Any]:
 
 def _warnings(found: SlurmCluster) -> Iterator[str]:
     pool, name = found.pool, found.settings.name
-    yield "name, location, cluster.ranges and cluster.slurm.home cannot be changed later"
+    yield "name, location, cluster.ranges and cluster.head.home cannot be changed later"
     if pool.scales_from_zero:
         yield (
             f"{pool.name}: a job of flex-start needs a time limit (slurm.time_limit): its nodes go"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drillyard.config.creation import SlurmCreation
+from drillyard.config.creation import HeadConfig
 from drillyard.config.problems import Problem
 from drillyard.errors import NotFoundError
 from drillyard.hardware.cluster_toolkit import nodeset_rules, slurm_machines, toolkit_release
@@ -90,31 +90,31 @@ def _own_settings(found: SlurmCluster) -> Iterator[Problem]:
         try:
             machine = facts.cpu_machine(getattr(own, key))
         except NotFoundError as error:
-            yield Problem(("cluster", "slurm", key), str(error).replace("\n", " "))
+            yield Problem(("cluster", "head", key), str(error).replace("\n", " "))
             continue
         if machine.cloud != "gcp":
-            default = SlurmCreation.model_fields[key].default
+            default = HeadConfig.model_fields[key].default
             message = f"{machine.name} is not one of Google Cloud's: write {default}"
-            yield Problem(("cluster", "slurm", key), message)
+            yield Problem(("cluster", "head", key), message)
     if own.home_gib is not None and own.home_gib < found.home.least:
         message = (
             f"found {own.home_gib}; {own.home} of this kind has at least {found.home.least} GiB:"
             f" write {found.home.least}, or remove it"
         )
-        yield Problem(("cluster", "slurm", "home_gib"), message)
+        yield Problem(("cluster", "head", "home_gib"), message)
     if own.home == "lustre" and found.settings.creation.deletion_protection:
-        message = "Lustre has no protection from deletion: remove it, or set cluster.slurm.home"
+        message = "Lustre has no protection from deletion: remove it, or set cluster.head.home"
         yield Problem(("cluster", "deletion_protection"), f"{message}: filestore")
     if _PARTITION.fullmatch(found.partition) is None:
         message = (
             f"'{found.partition}' is not one partition of a name that the toolkit takes: a small"
             " letter, then small letters, digits and '-'"
         )
-        yield Problem(("slurm", "partition"), message)
+        yield Problem((found.settings.cluster.platform, "partition"), message)
     section = found.settings.cluster.section_as(SlurmConfig)
     if section.directory is not None and not section.directory.startswith(f"{HOME}/"):
         message = f"{section.directory} is not on {HOME}, which all nodes share: write {HOME}/..."
-        yield Problem(("slurm", "directory"), message)
+        yield Problem((found.settings.cluster.platform, "directory"), message)
     shared = found.settings.cluster.storage.directory
     if shared is not None and not shared.startswith(f"{HOME}/"):
         message = f"{shared} is not on {HOME}, which all nodes share: write {HOME}/runs"
