@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ from drillyard.provision.terraform_output import (
     StateResource,
     changes_text,
 )
-from drillyard.safe_files import describe_os_error, replace_file
+from drillyard.safe_files import describe_os_error, rewrite_file
 
 _POOLS = ("google_container_node_pool", "google_container_cluster")
 _IN_PLACE = {
@@ -173,9 +172,8 @@ def write_launch_config(path: Path, config: LaunchConfig) -> bool:
     """Put the config into the user's file, which keeps its permissions, also behind a link; False:
     it would lose its comments, and stays as it is. Raises UserError where it cannot be written."""
     if config.in_place and config.text != path.read_text(encoding="utf-8-sig"):
-        place = path.resolve()
         try:
-            replace_file(place, config.text.encode(), mode=stat.S_IMODE(place.stat().st_mode))
+            rewrite_file(path, config.text.encode())
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
     return config.in_place
