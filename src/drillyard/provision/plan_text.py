@@ -27,6 +27,10 @@ _TITLES = {
     "google_container_cluster": "clusters",
     "google_container_node_pool": "node pools",
     "google_service_account": "service accounts",
+    "google_project_iam_member": "rights in the project",
+    "google_service_account_iam_member": "users of accounts",
+    "google_artifact_registry_repository_iam_member": "rights on images",
+    "google_storage_bucket_iam_member": "rights on buckets",
     "google_storage_bucket": "buckets",
     "google_artifact_registry_repository": "image repositories",
 }
