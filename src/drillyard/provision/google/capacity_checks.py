@@ -59,7 +59,7 @@ def check_network_profiles(plan: ClusterPlan, apis: GoogleApis) -> Iterator[Proj
 
 def check_versions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The channel has the version of the config, or its default one is new enough."""
-    if plan.login is not None:
+    if not plan.has_kubernetes:
         return
     bodies = plan.terraform.get("resource", {}).get("google_container_cluster", {})
     body: Mapping[str, Any] = next(iter(bodies.values()), {})
