@@ -21,8 +21,8 @@ CLUSTER_LABEL = "drillyard-cluster"
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of GPU nodes: all of one machine, bought in one way, in one zone. A service that chooses
-    the zone for each run has the region in its place."""
+    """A pool of GPU nodes: all of one machine, bought in one way, in one zone. Where a service
+    chooses the zone for each run, `zone` is the region."""
 
     name: str
     machine: Machine

@@ -51,9 +51,9 @@ def cluster_prices(
 ) -> tuple[PriceLine, ...]:
     """The parts of a cluster and their prices in US dollars per hour, in the order of creation.
 
-    `controllers`: whether it has a control plane, and nodes for controllers; `way_out`: whether its nodes reach the
-    internet by a gateway or addresses of their own. Raises UserError for a machine of the
-    controllers that the catalog does not know.
+    `controllers`: whether it has a control plane, and nodes for controllers; `way_out`: whether its
+    nodes have a way to the internet of their own, by a gateway or addresses. Raises UserError for a
+    machine of the controllers that the catalog does not know.
     """
     region = pools[0].region
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if controllers else 0
@@ -147,8 +147,10 @@ def prices_of_use(facts: Catalog, region: str) -> tuple[UsePrice, ...]:
 
 
 def require_prices(plan: ClusterPlan) -> None:
-    """Raise UserError, with what to give, where the price of a pool's nodes is not known."""
-    missing = [line for line in plan.prices if line.pool and line.usd_per_hour is None]
+    """Raise UserError, with what to give, where the price of a pool's nodes is not known. Where a
+    service makes the nodes of each run, nothing is bought yet."""
+    bought = () if plan.job_service is not None else plan.prices
+    missing = [line for line in bought if line.pool and line.usd_per_hour is None]
     if missing:
         raise UserError(
             "\n".join(f"pool {line.pool}: {line.missing}" for line in missing)

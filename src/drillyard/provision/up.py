@@ -1,5 +1,5 @@
-"""`drillyard cluster up`: from a cluster config to a cluster that takes runs, of Kubernetes or of
-hosts that are reached by ssh.
+"""`drillyard cluster up`: from a cluster config to a cluster that takes runs, of Kubernetes, of
+hosts that are reached by ssh, or of a service that makes the machines for each run.
 
 Each step can be repeated, and the command continues wherever an earlier one ended: what exists is
 in Terraform's state, or found again (`adoption.py`), and charts are installed over themselves. The
@@ -55,8 +55,8 @@ CLUSTER = "google_container_cluster.cluster"
 
 @dataclass(frozen=True)
 class MadeCluster:
-    """A cluster that takes runs: its kubeconfig context, and SECRET/KEY by the variable that
-    `--secret` named; of one without Kubernetes its hosts."""
+    """A cluster that takes runs: its kubeconfig context, empty where it has no Kubernetes, and
+    SECRET/KEY by the variable that `--secret` named; the hosts that it consists of."""
 
     context: str
     secrets: Mapping[str, str]
@@ -75,9 +75,9 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     if not plan.terraform:
         return _complete_existing(request, stages, secrets)
-    if secrets and plan.login is not None:
+    if secrets and not plan.has_kubernetes:
         raise UserError(
-            f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; runs on hosts get it"
+            f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; other runs get it"
             " from the environment of `drillyard launch`: leave it out"
         )
     require_prices(plan)
@@ -98,6 +98,8 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             state = opened.bucket.resources()
             if plan.login is not None:
                 return _reach_hosts(request, stages, state)
+            if plan.job_service is not None:
+                return MadeCluster("", {})
             context = stages.write_context(plan, state[CLUSTER].attributes)
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
