@@ -8,7 +8,7 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.errors import UserError
 from drillyard.launch.vertex.run_status import is_over, job_id
-from drillyard.provision.cluster_objects import ClusterObjects, PoolStatus
+from drillyard.provision.cluster_objects import ClusterObjects, PoolStatus, QueueStatus
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.endpoints import endpoints
 from drillyard.provision.state_bucket import StateBucket
@@ -41,11 +41,13 @@ def jobs_status(plan: ClusterPlan) -> ClusterObjects:
     (pool,) = plan.pools
     active = _active(plan)
     running = [each for each in active if each.get("state") == "JOB_STATE_RUNNING"]
-    began = tuple(str(each["startTime"]) for each in running if each.get("startTime"))
+    began = [(str(each["startTime"]), _nodes(each)) for each in running if each.get("startTime")]
+    made_at = tuple(when for when, nodes in began for _ in range(nodes))
     nodes = sum(map(_nodes, running))
-    status = PoolStatus(pool.name, nodes, nodes, None, True, began)
+    status = PoolStatus(pool.name, nodes, nodes, None, True, made_at)
+    queue = QueueStatus("Vertex AI", pool.name, True, "", len(running), len(active) - len(running))
     made = [str(each.attributes["time_created"]) for each in state.values() if each.kind == _BUCKET]
-    return ClusterObjects(made[0] if made else "", (status,), (), (), tuple(missing))
+    return ClusterObjects(made[0] if made else "", (status,), (queue,), (), tuple(missing))
 
 
 def _nodes(job: dict[str, Any]) -> int:
@@ -77,6 +79,6 @@ def _cluster(plan: ClusterPlan) -> ClusterConfig:
             "name": plan.name,
             "platform": plan.platform,
             "location": {"project": plan.project, "region": plan.region},
-            "vertex": {"endpoint": address},
+            plan.platform: {"endpoint": address},
         }
     )

@@ -51,7 +51,7 @@ def find_leaks(
     assets, gaps = search_assets(apis, plan.name)
     taken = replace(
         taken,
-        things=(*taken.things, *things_of_gaps(assets, taken)),
+        things=(*taken.things, *things_of_gaps(assets, taken, rows)),
         gaps=(*taken.gaps, *gaps),
     )
     number = apis.number()
@@ -79,7 +79,7 @@ def find_leaks(
         project=apis.project,
         leaks=(
             *report.leaks(),
-            *(_unlisted(each) for each in unlisted(assets, plan.name)),
+            *(_unlisted(each) for each in unlisted(assets, plan.name, rows)),
         ),
         doubtful=tuple(
             report.leak(things[path], why, None) for path, why in sorted(found.doubtful.items())

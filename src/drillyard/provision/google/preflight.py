@@ -176,7 +176,9 @@ def _permissions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
 
 def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The VPC of the jobs that is made here is named by this project's number."""
-    given = str((plan.launch_settings or {}).get("vertex", {}).get("network", ""))
+    if plan.job_service is None:
+        return
+    given = str((plan.launch_settings or {}).get(plan.platform, {}).get("network", ""))
     number = apis.number() if given else None
     if number is not None and given.split("/")[1] != number:
         right = f"projects/{number}/global/networks/{given.rpartition('/')[2]}"
