@@ -267,7 +267,10 @@ def _adopt_kept_buckets(opened: Session) -> None:
 
 
 def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
-    """Raise UserError where runs would lose their nodes."""
+    """Raise UserError where runs would lose their nodes, or jobs of a service what they use."""
+    if opened.request.plan.job_service is not None:
+        _guard_jobs(opened, stages, changes.addresses(*_DESTROYING))
+        return
     endangered = [each for each in changes.wanted if _takes_nodes(each)]
     state = opened.bucket.resources()
     # One that an interrupted command left half-made never took runs.
@@ -290,6 +293,25 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
             f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
             f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
             " runs cancel RUN. Nothing was changed."
+        )
+
+
+def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> None:
+    """Raise UserError where jobs go on, or may, while something of theirs is destroyed."""
+    if not destroyed:
+        return
+    names = ", ".join(destroyed[:5])
+    try:
+        jobs = list(stages.running_jobs(opened.request.plan))
+    except UserError as error:
+        raise UserError(
+            f"{names}: would be replaced or removed, and whether runs go on is not known:"
+            f" {error}\nNothing was changed."
+        ) from None
+    if jobs:
+        raise UserError(
+            f"{names}: would be replaced or removed, while runs go on: {', '.join(jobs[:5])}\nWait"
+            " for them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
         )
 
 
