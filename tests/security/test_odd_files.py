@@ -112,6 +112,8 @@ CHAOS = "chaos run.yaml --faults kill --count 1 --directory chaos"
 LAUNCH = "launch run.yaml --cluster cluster.yaml --dry-run"
 ACCEPT = "accept cluster.yaml --dry-run"
 STEP = "checkpoints/step-00000002"
+IMAGE = "image build --builder docker --tag r.io/x/y --file image/Dockerfile --dry-run"
+PUSH = "image push --builder docker --tag r.io/x/y:1 --write cluster.yaml --dry-run"
 
 READERS: dict[str, tuple[str, ...]] = {
     "runs/trial/events.jsonl": (METRICS, REPORT, WATCH, SHOW, TRAIN, REPLAY, CALIBRATE),
@@ -155,7 +157,10 @@ READERS: dict[str, tuple[str, ...]] = {
         ACCEPT,
         "runs list --cluster cluster.yaml",
         "cluster plan cluster.yaml",
+        f"{IMAGE} --cluster cluster.yaml",
+        PUSH,
     ),
+    "image/Dockerfile": (IMAGE,),
     "hardware.yaml": (
         "hardware h100 --hardware hardware.yaml",
         "estimate run.yaml --accelerator h100 --num-gpus 1 --hardware hardware.yaml",
@@ -197,6 +202,7 @@ WITHOUT_FILES = {
     "cluster down",
     "cluster leaks",
     "cluster status",
+    "image logs",
 }
 """They read no file here, read `cluster.yaml` as `runs list` does, or have odd files in a table of
 what is wrong (below)."""
@@ -229,6 +235,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "config.json": "{}",
     }.items():
         (place / name).write_text(content)
+    make_checkout(place / "image")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("small_model.py")
     subprocess.run([sys.executable, script, place], env=environment, check=True)
@@ -248,11 +255,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(place, run)
 
 
+def make_checkout(directory: Path) -> None:
+    """The files of an image, in git."""
+    directory.mkdir()
+    (directory / "Dockerfile").write_text("FROM debian:12\nCOPY app.py /\n")
+    (directory / "app.py").write_text("")
+    who = ["-c", "user.name=tester", "-c", "user.email=tester@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "-m", "image"]):
+        subprocess.run(["git", "-C", directory, *words], check=True)
+
+
 def test_every_file_and_every_command_is_in_the_table(place: Place) -> None:
     files = {str(each.relative_to(place.directory)) for each in place.directory.rglob("*.*")}
     for name in files:
         path = place.directory / name
-        is_other = path.name in NOT_READ or "tensorboard" in name or name.startswith("cache/")
+        is_other = path.name in NOT_READ or "tensorboard" in name
+        is_other = is_other or name.startswith(("cache/", "image/.git/", "image/app.py"))
         alike = name.replace("adapted", "trial").replace("step-00000001", "step-00000002")
         alike = alike.replace("adapted.yaml", "run.yaml")
         if path.is_file() and not is_other and name != "adapted.yaml":

@@ -1,10 +1,10 @@
 """What a scheduler that restarts a run, as JobSet does, cannot know: said by the exit code and by a
 claim on the run.
 
-JobSet restarts all pods after 85 without counting it, and counts any other failure but 2. So a
-second attempt in a row that ends with 85 and saved nothing leaves with 1, as restart_policy.py
-counts it, and a counted restart pauses before its command starts. Every node decides from the run
-directory, and so alike.
+JobSet restarts all pods after 85 without counting it, ends the run after 2, 126 and 127, and counts
+any other failure. So a second attempt in a row that ends with 85 and saved nothing leaves with 1,
+as restart_policy.py counts it, and a counted restart pauses before its command starts. Every node
+decides from the run directory, and so alike.
 
 A pod of a lost node, or of a run that Kueue has preempted, may still run when its replacement
 starts, and on a bucket no lock holds. So the first node of every start makes a claim: a new file of

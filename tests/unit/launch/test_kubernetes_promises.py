@@ -129,6 +129,9 @@ PROMISES = {
         "test_the_recipe_of_70b_on_a3_mega_is_as_published",
         "test_512_gpus_are_one_override_and_bf16_is_two_arguments",
     ],
+    "the image that is built here trains in a restricted namespace, as its own user": [
+        "test_it_trains_as_its_own_user_who_is_not_root",
+    ],
     "a killed cluster of the tests leaves nothing": [
         "test_a_killed_cluster_leaves_no_process_mount_or_bridge"
     ],

@@ -148,8 +148,8 @@ def _partition_problems(
         yield Finding("partition", "missing", text)
     if "CANCEL" in found.get("PreemptMode", ""):
         text = (
-            f"preempted jobs of {name} end and are not queued again: PreemptMode=REQUEUE in"
-            " slurm.conf would let runs continue"
+            f"Slurm cancels preempted jobs of {name}; a run queues itself again, where GraceTime"
+            " leaves its ranks the time to save. PreemptMode=REQUEUE in slurm.conf makes it certain"
         )
         yield Finding("settings", "note", text)
 

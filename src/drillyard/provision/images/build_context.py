@@ -12,6 +12,7 @@ import gzip
 import io
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.formatting import plural
+from drillyard.guarded_files import open_regular, require_regular
 from drillyard.launch.sync_archive import looks_like_credentials
 from drillyard.programs import Programs
 
@@ -88,6 +90,8 @@ def read_context(directory: Path, programs: Programs) -> BuildContext:
         )
     secret = [name for name in present if _is_secret(directory / name)]
     empty = [name for name in present if _is_directory(directory / name)]
+    paths = (directory / name for name in present if name not in empty)
+    require_regular(*(path for path in paths if not path.is_symlink()))
     return BuildContext(
         directory=directory,
         commit=commit,
@@ -110,8 +114,8 @@ def write_context(context: BuildContext, target: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
             copy.symlink_to(os.readlink(source))
-        elif source.is_file():
-            copy.write_bytes(source.read_bytes())
+        else:
+            shutil.copyfile(source, copy)
             copy.chmod(_mode(source))
     for path in sorted(target.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
@@ -138,10 +142,10 @@ def context_archive(context: BuildContext) -> bytes:
                     0o777,
                 )
                 tar.addfile(member)
-            elif source.is_file():
-                content = source.read_bytes()
-                member.size, member.mode = len(content), _mode(source)
-                tar.addfile(member, io.BytesIO(content))
+            else:
+                with open_regular(source) as file:
+                    member.size, member.mode = os.fstat(file.fileno()).st_size, _mode(source)
+                    tar.addfile(member, file)
     return packed.getvalue()
 
 
@@ -178,7 +182,7 @@ def _is_secret(path: Path) -> bool:
     # Certificates have the same ending as their keys.
     if path.suffix != ".pem" and looks_like_credentials(path, b""):
         return True
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _PRIVATE_KEY.search(file.read(_HEAD_BYTES)) is not None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from drillyard.config.yaml_document import parse_document
 from drillyard.errors import ConfigError, UserError
+from drillyard.guarded_files import read_text
 from drillyard.provision.images.image_plan import repository
 from drillyard.provision.launch_file import with_values
 from drillyard.safe_files import describe_os_error, replace_file
@@ -33,7 +34,7 @@ def write_image(file: Path, image: str) -> None:
 
 def _written(file: Path, image: str) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         raise UserError(f"{file}: there is no such file; --write names a cluster config") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_text
 from drillyard.hardware import load_catalog
 from drillyard.programs import Programs
 from drillyard.provision.image_registry import tag_of
@@ -64,7 +65,7 @@ def prepare_build(request: BuildRequest, programs: Programs) -> tuple[ImagePlan,
     context = read_context(directory, programs)
     image = tagged(request.tag, context)
     dockerfile = dockerfile_of(context, request.file)
-    text = (context.directory / dockerfile).read_text(encoding="utf-8", errors="replace")
+    text = read_text(context.directory / dockerfile, errors="replace")
     base = base_image(text, arguments, dockerfile)
     _require_sources(dockerfile, text, context)
     cluster = None

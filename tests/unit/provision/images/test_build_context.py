@@ -164,3 +164,10 @@ def test_a_name_that_is_no_text_is_an_error_and_not_left_out(checkout: Path) -> 
     git(checkout, "add", "--all")
     with pytest.raises(UserError, match=r"not UTF-8.*git mv"):
         read_context(checkout, Programs())
+
+
+def test_a_pipe_in_the_place_of_a_file_is_named(checkout: Path) -> None:
+    (checkout / "app/main.py").unlink()
+    os.mkfifo(checkout / "app/main.py")
+    with pytest.raises(UserError, match=r"app/main\.py: is a named pipe"):
+        read_context(checkout, Programs())
