@@ -10,15 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from setups import Setting
 
-from drillyard.acceptance import node
 from drillyard.acceptance.check import Expected, Level
 from drillyard.acceptance.evidence import parse_evidence
+from drillyard.acceptance.job import DIRECTORY, node_files
 from drillyard.acceptance.judgement import judge
 from drillyard.acceptance.results import Status
 from drillyard.acceptance.torch_steps import torch_steps
@@ -41,7 +40,11 @@ def one_node(setting: Setting) -> dict[str, Any]:
     place = {"NODE_RANK": "0", "NNODES": "1", "NPROC_PER_NODE": str(devices)}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(set()))}
     directory = setting.directory
-    command = [sys.executable, str(Path(node.__file__).parent), "run"]
+    for file in node_files():
+        copy = directory / "launch" / file.path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(file.content, encoding="utf-8")
+    command = [sys.executable, str(directory / "launch" / DIRECTORY), "run"]
     command += ["--schedule", json.dumps(schedule), "--run-directory", str(directory)]
     subprocess.run([*command, "--python", sys.executable], env={**os.environ, **place}, check=True)
     text = (directory / "acceptance" / "evidence.json").read_bytes()

@@ -206,7 +206,7 @@ def main(rows: list[Row] = ROWS) -> int:
         "--out",
         type=Path,
         required=True,
-        help="directory of the results; older ones are gone on from",
+        help="directory of the results; a run continues from the rows that it has",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument(

@@ -215,7 +215,7 @@ def _remove_empty_parents(directory: Path, name: str) -> None:
 
 def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
     """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 for
-    no regular file."""
+    a device or a pipe."""
     with os.scandir(directory) as found:
         for entry in found:
             name = f"{prefix}{entry.name}"

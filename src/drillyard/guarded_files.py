@@ -84,8 +84,8 @@ def is_there(path: Path) -> bool:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_DOCUMENT_BYTES) -> bytes:
-    """The content of a file. Raises UnsafeFileError for more than `largest` bytes and for what is
-    no regular file, OSError as `open` does."""
+    """The content of a file. Raises UnsafeFileError for more than `largest` bytes and for a
+    device or a pipe, OSError as `open` does."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         # Before it is read: what may be large would cost as much memory.
@@ -129,7 +129,7 @@ def too_long_line(
 
 
 def require_regular(*paths: Path) -> None:
-    """Raise UnsafeFileError for what is there and no regular file, before a library opens it by
+    """Raise UnsafeFileError for what is there and not a regular file, before a library opens it by
     name."""
     for path in paths:
         is_there(path)

@@ -16,6 +16,7 @@ import io
 import os
 import re
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +141,13 @@ def replace_file(
             with contextlib.suppress(OSError):
                 draft.unlink()
             raise
+
+
+def rewrite_file(path: Path, data: bytes) -> None:
+    """Give a file of the user, which exists, other content; readers never see part of it. It keeps
+    its permissions; links are followed. Raises OSError, with the file unchanged."""
+    target = Path(os.path.realpath(path))
+    replace_file(target, data, durable=True, mode=stat.S_IMODE(target.stat().st_mode))
 
 
 def write_output(path: Path, data: bytes, *, overwrite: bool, mark: bytes = MARKUP) -> None:

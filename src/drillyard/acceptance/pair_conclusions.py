@@ -70,7 +70,7 @@ def conclude(
 def _none_passed(nodes: Sequence[int], results: Sequence[PairResult]) -> Conclusion:
     measured = {node for each in results for node in each.pair}
     if len(measured) == 2:
-        reason = "one of the two nodes, or what joins them: there is no third to compare with"
+        reason = "one of the two nodes, or what joins them: a third node to compare with is missing"
         return Conclusion("link", tuple(sorted(measured)), False, reason, tuple(results))
     reason = (
         "no pair passed: the fabric, the configuration or most nodes are at fault, and single nodes"

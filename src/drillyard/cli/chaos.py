@@ -143,7 +143,7 @@ def _kinds(text: str) -> list[FaultKind]:
     unknown = [name for name in named if name not in FAULT_KINDS]
     if unknown or not named:
         raise UserError(
-            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; choose from"
-            f" {', '.join(FAULT_KINDS)}"
+            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is not a kind of fault;"
+            f" choose from {', '.join(FAULT_KINDS)}"
         )
     return [kind for kind in FAULT_KINDS if kind in named]

@@ -53,12 +53,16 @@ def up(
     with the state saved.
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
+    from drillyard.provision.made_hosts import launch_file_of, require_launch_file
     from drillyard.provision.provisioner import plan_file, require_driven
     from drillyard.provision.up import bring_up, launch_config, write_launch_config
 
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     plan = planned.plan
     require_driven(plan, "up")
+    if write and plan.login is not None:
+        # Before anything is bought.
+        require_launch_file(launch_file_of(config))
     words = [*_repeated("--set", overrides), *_repeated("--price", price)]
     words += [*_hardware(hardware), *(["--write"] if write else [])]
     words += _repeated("--secret", secret)
@@ -75,7 +79,7 @@ def up(
         return
     found = launch_config(config, plan, made, overrides or ())
     if write and write_launch_config(config, found):
-        print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
+        print(f"drillyard launch RUN.YAML --cluster {shlex.quote(str(config))}", file=sys.stderr)
         return
     if write:
         print(

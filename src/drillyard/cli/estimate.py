@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option(
                 "--overwrite",
-                help="Replace the FILE of --plot if it is no plot, or edited.",
+                help="Replace the FILE of --plot even if it is not a plot, or was edited.",
                 rich_help_panel=SHOW,
             ),
         ] = False,

@@ -34,7 +34,8 @@ def report(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE if it is no report, or an edited one.")
+        bool,
+        typer.Option("--overwrite", help="Replace FILE even if it is not a report, or was edited."),
     ] = False,
     **facts: Any,
 ) -> None:

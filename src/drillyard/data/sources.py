@@ -408,7 +408,7 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
 def _missing(path: Path) -> str:
     if os.path.lexists(path):
         return (
-            f"{path}: is no regular file, but a device, a pipe or a broken link. Write the"
+            f"{path}: is not a regular file, but a device, a pipe or a broken link. Write the"
             " documents to a file."
         )
     message = f"{path}: no such file or directory."

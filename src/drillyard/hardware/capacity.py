@@ -52,7 +52,10 @@ class Quota:
         """`16 GPUs of PREEMPTIBLE_NVIDIA_B200_GPUS in us-central1`."""
         dimensions = "".join(f", {key} {value}" for key, value in self.dimensions.items())
         region = f" in {self.region}" if self.region else ""
-        return f"{self.amount:,} {self.unit} of {self.metric}{dimensions}{region}"
+        unit = self.unit
+        if self.amount == 1:
+            unit = unit.removesuffix("es") if unit.endswith("sses") else unit.removesuffix("s")
+        return f"{self.amount:,} {unit} of {self.metric}{dimensions}{region}"
 
 
 class QuotaRule(CatalogRow):

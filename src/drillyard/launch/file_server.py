@@ -59,7 +59,7 @@ def open_regular(path: str, top: str) -> int | None:
             below = os.open(parent, flags, dir_fd=directory)
             os.close(directory)
             directory = below
-        # Not to block on a pipe, which is then no regular file.
+        # Not to block on a pipe, which is not a regular file.
         descriptor = os.open(
             name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
         )

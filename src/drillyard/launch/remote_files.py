@@ -125,7 +125,7 @@ class Files(ABC):
 
     @abstractmethod
     def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """A piece of each file; None for one that is not there, or is a link or no regular file."""
+        """A piece of each file; None for one that is not there, or is a link or a device."""
 
     @abstractmethod
     def close(self) -> None:

@@ -20,7 +20,14 @@ from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.terraform_engine import remove_empty_directories, working_directory
 from drillyard.provision.terraform_output import StateResource
-from drillyard.safe_files import describe_os_error, replace_file
+from drillyard.safe_files import (
+    YAML,
+    describe_os_error,
+    is_marked,
+    replace_file,
+    require_replaceable,
+    write_output,
+)
 
 HOST_KIND = "google_compute_instance"
 _MADE_BY = "# Made by `drillyard cluster up`"
@@ -84,18 +91,21 @@ def launch_file_of(config: Path) -> Path:
     return config.with_name(f"{config.stem}-ssh{config.suffix or '.yaml'}")
 
 
-def write_launch_file(path: Path, text: str) -> None:
-    """Write it over an earlier one. Raises UserError where the file there is somebody's own, or it
-    cannot be written."""
-    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
-        _MADE_BY
-    ):
-        raise UserError(
-            f"{path}: is not one that `drillyard cluster up` has written, and stays as it is\nMove"
-            f" it away, or take the text without --write"
-        )
+def require_launch_file(path: Path) -> None:
+    """Raise UserError where `write_launch_file` would: the file there is somebody's own, or was
+    edited since it was written."""
     try:
-        replace_file(path, text.encode())
+        require_replaceable(path, is_marked(YAML), "move it away, or leave out --write")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {describe_os_error(error)}") from None
+
+
+def write_launch_file(path: Path, text: str) -> None:
+    """Write it over an unedited earlier one. Raises UserError where the file there is another, or
+    it cannot be written."""
+    require_launch_file(path)
+    try:
+        write_output(path, text.encode(), overwrite=True, mark=YAML)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 

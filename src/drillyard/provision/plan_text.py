@@ -19,6 +19,8 @@ _TITLES = {
     "google_project_service": "APIs of the project",
     "google_compute_network": "networks",
     "google_compute_subnetwork": "subnets",
+    "google_compute_global_address": "ranges of peerings",
+    "google_service_networking_connection": "peerings with Google's services",
     "google_compute_router": "routers",
     "google_compute_router_nat": "NAT gateways",
     "google_compute_firewall": "firewall rules",
@@ -27,6 +29,10 @@ _TITLES = {
     "google_container_cluster": "clusters",
     "google_container_node_pool": "node pools",
     "google_service_account": "service accounts",
+    "google_project_iam_member": "rights in the project",
+    "google_service_account_iam_member": "users of accounts",
+    "google_artifact_registry_repository_iam_member": "rights on images",
+    "google_storage_bucket_iam_member": "rights on buckets",
     "google_storage_bucket": "buckets",
     "google_artifact_registry_repository": "image repositories",
     "google_compute_image": "images of boot disks",
@@ -197,7 +203,9 @@ def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
         yield "      sh DIR/apply.sh"
         return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
-    missing = [line.price_option for line in plan.prices if line.usd_per_hour is None]
+    # Where a service makes the machines, nothing is bought before a run.
+    needed = () if plan.job_service is not None else plan.prices
+    missing = [line.price_option for line in needed if line.usd_per_hour is None]
     yield f"next: {command}{''.join(f' {option}' for option in missing if option)}"
 
 

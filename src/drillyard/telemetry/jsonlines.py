@@ -91,7 +91,8 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file in order; none for a missing file. Torn lines are skipped.
 
-    Raises UnsafeFileError for a line that is too long to be one, and for what is no regular file.
+    Raises UnsafeFileError for a line that is too long to be one, and for a device or a
+    pipe.
     """
     with contextlib.suppress(FileNotFoundError):
         for line in read_lines(path):

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from tests.integration.kubernetes.node_processes import bucket_on_nodes, kubelet
 from tests.integration.kubernetes.team import Team, until
 from tests.integration.tiny_run import write_rows
 
+from drillyard.supervise.scheduler_restarts import CLAIM_SECONDS
 from drillyard.telemetry.jsonlines import decode
 
 STEPS, EVERY = 120, 20
@@ -228,6 +230,9 @@ def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
                 own_cluster.kubectl("delete", "workload", *place, name)
                 until(lambda: claims(directory) != old_claims)
                 claimed_at = datetime.now(UTC).isoformat()
+                # A shorter pause leaves the last look at the claims good for lines, and the new
+                # start still waits.
+                time.sleep(CLAIM_SECONDS)
             until(lambda: not processes(pod))
             said = "".join(path.read_text() for path in container_logs(own_cluster, pod))
         team.drillyard("runs", "wait", handle)

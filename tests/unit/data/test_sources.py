@@ -178,7 +178,7 @@ def test_a_pipe_and_a_broken_link_are_reported_as_no_regular_file(tmp_path: Path
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
     for name in ("pipe.jsonl", "link.jsonl"):
         assert says(
-            failure(tmp_path / name), f"{name}: ... no regular file"
+            failure(tmp_path / name), f"{name}: ... not a regular file"
         ) and "?" not in failure(tmp_path / name)
 
 

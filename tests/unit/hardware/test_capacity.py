@@ -12,7 +12,14 @@ from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed, region_of
+from drillyard.hardware.capacity import (
+    Quota,
+    consumption_problem,
+    machine_of,
+    quota_needed,
+    region_of,
+)
+from drillyard.hardware.facts import FactSource
 
 GCE = (
     "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption:"
@@ -352,3 +359,17 @@ def test_a_machine_of_another_cloud_in_a_further_pool_is_an_error_that_names_the
 def test_an_unknown_machine_is_reported_with_the_nearest():
     with pytest.raises(UserError, match="mean a4-highgpu-8g"):
         quota_needed(cluster("a4-highgpu"))
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "said"),
+    [
+        (1, "addresses", "1 address"),
+        (1, "networks", "1 network"),
+        (1, "GB", "1 GB"),
+        (2, "rules", "2 rules"),
+    ],
+)
+def test_a_quota_is_said_in_its_number(amount: int, unit: str, said: str) -> None:
+    quota = Quota("METRIC", None, amount, unit, "", FactSource("a page", None), {})
+    assert quota.in_words == f"{said} of METRIC"

@@ -154,10 +154,26 @@ def test_the_file_for_launch_is_one_of_platform_ssh(tmp_path: Path) -> None:
     # What a node-hour costs, as the plan has it.
     assert "--price-per-node-hour 1" in text
     write_launch_file(file, text.replace("team-1", "team-9"))
-    file.write_text("name: mine\n")
-    with pytest.raises(UserError, match="stays as it is"):
-        write_launch_file(file, text)
-    assert file.read_text() == "name: mine\n"
+    for own in ("name: mine\n", file.read_text().replace("nodes: 2", "nodes: 1")):
+        file.write_text(own)
+        with pytest.raises(UserError, match="move it away, or leave out --write"):
+            write_launch_file(file, text)
+        assert file.read_text() == own
+    file.rename(tmp_path / "away.yaml")
+    write_launch_file(file, text)
+
+
+def test_up_names_a_file_of_the_user_before_anything_is_bought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path)
+    (tmp_path / "cluster-ssh.yaml").write_text("name: mine\n")
+    bought: list[Any] = []
+    monkeypatch.setattr(up, "bring_up", lambda *given: bought.append(given))
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", "up", str(tmp_path / "cluster.yaml"), "--yes", "--write"])
+    assert ended.value.code == 2 and not bought
+    assert "cluster-ssh.yaml: exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("written", [False, True])

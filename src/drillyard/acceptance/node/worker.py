@@ -164,7 +164,7 @@ class Worker:
                         return int(message["end"])
                     self._follow(message)
                 except (KeyError, TypeError, ValueError):
-                    print("error: node 0 sent something that it never sends", file=sys.stderr)
+                    print("error: node 0 sent a message of unknown form", file=sys.stderr)
                     return 1
         finally:
             self.stop("the job ended")

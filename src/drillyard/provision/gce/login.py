@@ -43,7 +43,7 @@ def login_problems(cluster: ClusterConfig) -> Iterator[Problem]:
     if not section.os_login and key in (None, "none"):
         message = (
             "missing: the key by which you log in to the nodes: ssh-keygen -t ed25519 -f"
-            f" {_NEW_KEY}, then identity_file: {_NEW_KEY}; or os_login: true"
+            f" {_NEW_KEY}, then gce: {{identity_file: {_NEW_KEY}}}; or os_login: true"
         )
         yield Problem(("gce", "identity_file"), message)
     elif not section.os_login:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from drillyard.config.yaml_document import parse_document
@@ -10,7 +9,7 @@ from drillyard.errors import ConfigError, UserError
 from drillyard.guarded_files import read_text
 from drillyard.provision.images.image_plan import repository
 from drillyard.provision.launch_file import with_values
-from drillyard.safe_files import describe_os_error, replace_file
+from drillyard.safe_files import describe_os_error, rewrite_file
 
 
 def require_writable(file: Path, image: str) -> None:
@@ -23,11 +22,7 @@ def write_image(file: Path, image: str) -> None:
     where the file is not a cluster config, or has an image of another repository."""
     text = _written(file, image)
     try:
-        # A link stays one, and the file's mode stays as it is.
-        target = Path(os.path.realpath(file))
-        mode = target.stat().st_mode & 0o7777
-        replace_file(target, text.encode(), durable=True)
-        target.chmod(mode)
+        rewrite_file(file, text.encode())
     except OSError as error:
         raise UserError(f"{file}: {describe_os_error(error)}\n{_paste(image)}") from None
 

@@ -93,7 +93,7 @@ function followPointer(chart) {
     const pixels = [dragFrom, within(event)].sort((a, b) => a - b);
     dragFrom = null;
     svg.querySelector(".selection")?.remove();
-    // A click that moved by a few pixels is no selection.
+    // A click that moved by a few pixels is not a selection.
     if (pixels[1] - pixels[0] > 5) zoomTo(...pixels.map(chart.xScale.value));
   });
   svg.addEventListener("pointercancel", () => {

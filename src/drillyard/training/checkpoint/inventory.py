@@ -361,7 +361,7 @@ def leads_outside(path: Path) -> bool:
 
 
 def kind_of_file(mode: int) -> str:
-    return "a directory" if stat.S_ISDIR(mode) else "no regular file"
+    return "a directory" if stat.S_ISDIR(mode) else "not a regular file"
 
 
 def error_text(error: Exception) -> str:
