@@ -131,6 +131,16 @@ class ToolkitDeployment:
 
     files: Mapping[str, tuple[str, int]]
     ranges: Mapping[str, str]
+    groups: tuple[str, ...]
+    """The groups of the deployment that Terraform makes, in their order: each has a state."""
+    controller: str
+    """The name of the controller, which makes and deletes the nodes that jobs ask for."""
+
+    def state_prefix(self, cluster: str, group: str) -> str:
+        """Where the state bucket has a group's state: blueprint, deployment and group, of which
+        the first two have the cluster's name
+        (https://github.com/GoogleCloudPlatform/cluster-toolkit, pkg/config/expand.go)."""
+        return f"{cluster}/{cluster}/{group}"
 
 
 @dataclass(frozen=True)

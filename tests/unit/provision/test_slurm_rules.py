@@ -136,7 +136,7 @@ def run(directory: Path, *words: str) -> Any:
     return CliRunner().invoke(app, ["cluster", *words], env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("command", ["up", "down", "leaks"])
+@pytest.mark.parametrize("command", ["up", "down"])
 def test_commands_that_do_not_drive_the_toolkit_name_the_ones_that_do(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,12 @@ from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.resource_marks import plain_kind, region_of
 
 _GROUP = "google_compute_instance_group_manager"
+_OF_CONTROLLER = (
+    _GROUP,
+    *("google_compute_resize_request", "google_compute_instance", "google_compute_disk"),
+    *("google_compute_resource_policy", "google_compute_image"),
+)
+"""What Slurm's controller makes for jobs, and the image of its nodes."""
 
 
 def find_leaks(
@@ -73,7 +79,8 @@ def find_leaks(
     if plan.existing_bucket is not None:
         owned |= {f"google_storage_bucket//{plan.existing_bucket}"}
     state = _State(owned, plan.state_bucket)
-    report = _Report(apis, known, ownership, reasons, things, state)
+    controller = None if plan.toolkit is None else plan.toolkit.controller
+    report = _Report(apis, known, ownership, reasons, things, state, controller)
     return LeakReport(
         cluster=plan.name,
         project=apis.project,
@@ -126,7 +133,9 @@ class _Report:
         reasons: Mapping[str, str],
         things: Mapping[str, Thing],
         state: _State,
+        controller: str | None,
     ) -> None:
+        self._controller = controller
         self._apis, self._facts, self._ownership = apis, facts, ownership
         self._reasons, self._things, self._state = reasons, things, state
 
@@ -138,7 +147,7 @@ class _Report:
             if thing.row.never_ours or self._state.has(thing):
                 continue
             covered, holder = self._holder(thing)
-            if not covered:
+            if not covered and not self._is_of_controller(thing):
                 found.append((_order(thing), self.leak(thing, why, holder)))
         return [leak for _, leak in sorted(found, key=lambda each: each[0])]
 
@@ -169,6 +178,16 @@ class _Report:
         if (thing.body.get("hierarchicalNamespace") or {}).get("enabled"):
             return why, with_all  # Its folders keep it from being deleted alone.
         return why, f"gcloud storage buckets delete gs://{thing.name} --project={project}"
+
+    def _is_of_controller(self, thing: Thing) -> bool:
+        """Whether it is what Slurm's controller, which is in the state, makes for jobs, or what its
+        machines start from: no state has that, and `down` removes it."""
+        if self._controller is None or plain_kind(thing.kind) not in _OF_CONTROLLER:
+            return False
+        machines = (each for each in self._things.values() if each.name == self._controller)
+        return any(
+            each.kind == "google_compute_instance" and self._state.has(each) for each in machines
+        )
 
     def _holder(self, thing: Thing) -> tuple[bool, Thing | None]:
         """Whether the state's own things answer for it, and else what its deletion goes with."""

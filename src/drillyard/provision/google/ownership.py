@@ -21,6 +21,8 @@ from typing import Literal
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan, PlannedResource
 from drillyard.provision.google.inventory import Inventory, Thing, path_in
 from drillyard.provision.google.resource_marks import (
+    BLUEPRINT_LABEL,
+    DEPLOYMENT_LABEL,
     GKE_LOCATION_LABEL,
     GKE_NAME_LABEL,
     GKE_POOL_LABEL,
@@ -222,7 +224,19 @@ class Ownership:
             return "ours", "described as a part of this cluster"
         if self._is_gke_name(thing.name):
             return "ours", "named by GKE for this cluster"
+        if self._is_placement_of_slurm(thing):
+            return "ours", "named by Slurm's controller for nodes of this cluster"
         return None, ""
+
+    def _is_placement_of_slurm(self, thing: Thing) -> bool:
+        """Whether it is a placement policy of a toolkit's cluster, which has no labels."""
+        begin = f"{self._plan.name}-slurmgcp-managed-"
+        return (
+            self._plan.toolkit is not None
+            and thing.kind == "google_compute_resource_policy"
+            and thing.name.startswith(begin)
+            and not self._by_other_place(thing)
+        )
 
     def _is_gke_name(self, name: str) -> bool:
         if not self._is_gke:
@@ -248,6 +262,9 @@ class Ownership:
         labels = labels_of(thing)
         if (marked := labels.get(CLUSTER_LABEL)) is not None:
             return "ours" if marked == self._plan.name else "foreign"
+        if self._plan.toolkit is not None and DEPLOYMENT_LABEL in labels:
+            made_by = labels.get(BLUEPRINT_LABEL), labels[DEPLOYMENT_LABEL]
+            return "ours" if made_by == (self._plan.name, self._plan.name) else "foreign"
         if (path := self._marked_cluster(thing)) is not None:
             return "ours" if path == self.cluster_path else "foreign"
         return None
@@ -377,6 +394,9 @@ class Ownership:
 
     def description(self, planned: PlannedResource) -> str | None:
         """The description that the plan gives a resource."""
+        if self._plan.toolkit is not None:
+            is_vpc = planned.kind == _NETWORK
+            return f"drillyard cluster {self._plan.name}" if is_vpc else None
         kind, _, label = planned.address.partition(".")
         body = self._plan.terraform.get("resource", {}).get(kind, {}).get(label, {})
         found = body.get("description")

@@ -17,6 +17,9 @@ GKE_NAME_LABEL = "goog-k8s-cluster-name"
 (https://cloud.google.com/kubernetes-engine/docs/how-to/creating-managing-labels)."""
 GKE_LOCATION_LABEL = "goog-k8s-cluster-location"
 GKE_POOL_LABEL = "goog-k8s-node-pool-name"
+DEPLOYMENT_LABEL, BLUEPRINT_LABEL = "ghpc_deployment", "ghpc_blueprint"
+"""On all that Cluster Toolkit makes
+(https://cloud.google.com/cluster-toolkit/docs/setup/cluster-blueprint)."""
 _TOKENS = (
     re.compile(r"^k8s1-(?P<token>[0-9a-z]{8})-"),
     re.compile(r"^k8s2-(?:[a-z]{2}-)?(?P<token>[0-9a-z]{8})-"),
@@ -32,9 +35,12 @@ MADE_BY_KUBERNETES = re.compile(
 
 def plain_kind(kind: str) -> str:
     """Terraform's name of a kind wherever it lies: google_compute_region_disk is a disk. The
-    peering with Google's services is listed as one of the VPC."""
+    peering with Google's services is listed as one of the VPC, and an instance of a template as
+    any other."""
     if kind == "google_service_networking_connection":
         return "google_compute_network_peering"
+    if kind == "google_compute_instance_from_template":
+        return "google_compute_instance"
     return re.sub(r"^google_compute_(region|global)_", "google_compute_", kind)
 
 

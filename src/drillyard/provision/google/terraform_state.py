@@ -21,12 +21,23 @@ def owned_by_state(plan: ClusterPlan, apis: GoogleApis) -> frozenset[str]:
     Raises ApiError where the bucket may not be read: without it a live cluster would look like a
     leak.
     """
-    name = f"{plan.name}/{STATE_OBJECT}"
+    return frozenset(
+        key for place in _places(plan) for key in _keys(plan, apis, f"{place}/{STATE_OBJECT}")
+    )
+
+
+def _places(plan: ClusterPlan) -> list[str]:
+    if plan.toolkit is None:
+        return [plan.name]
+    return [plan.toolkit.state_prefix(plan.name, group) for group in plan.toolkit.groups]
+
+
+def _keys(plan: ClusterPlan, apis: GoogleApis, name: str) -> list[str]:
     content = apis.read_object(plan.state_bucket, name)
     if content is None:
-        return frozenset()
+        return []
     try:
-        return frozenset(state_keys(json.loads(content)))
+        return list(state_keys(json.loads(content)))
     except (ValueError, AttributeError, TypeError, KeyError):
         raise UserError(
             f"gs://{plan.state_bucket}/{name}: is not a state of Terraform; an earlier version of"

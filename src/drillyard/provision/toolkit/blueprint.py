@@ -16,6 +16,7 @@ from drillyard.hardware.cluster_toolkit import slurm_machines, toolkit_release
 from drillyard.hardware.facts import cited
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.plan_files import ExplainedField
+from drillyard.provision.gcp.names import described
 from drillyard.provision.terraform_document import Body, because
 from drillyard.provision.toolkit import scripts
 from drillyard.provision.toolkit.blueprint_document import BlueprintDocument
@@ -24,6 +25,8 @@ from drillyard.provision.toolkit.settings import CONTROLLER_DISK, HOME, LOGIN, S
 from drillyard.provision.toolkit.slurm_conf import slurm_conf
 
 IMAGE_MACHINE = "n2-standard-16"
+BASE, IMAGE, CLUSTER = "base", "image", "cluster"
+TERRAFORM_GROUPS = (BASE, CLUSTER)
 _VPC = "modules/network/vpc"
 _STARTUP = "modules/scripts/startup-script"
 _PRIVATE = "cluster.yaml: cluster.private_nodes"
@@ -43,13 +46,13 @@ class Blueprint:
 
 def slurm_blueprint(found: SlurmCluster) -> Blueprint:
     """The documents of a cluster that the rules allow."""
-    document = BlueprintDocument(f"{found.settings.name}-slurm")
-    document.start_group("base")
+    document = BlueprintDocument(found.settings.name)
+    document.start_group(BASE)
     _add_network(document, found)
     _add_image_script(document, found)
-    document.start_group("image")
+    document.start_group(IMAGE)
     _add_image(document, found)
-    document.start_group("cluster")
+    document.start_group(CLUSTER)
     used, networks = _add_data_networks(document, found)
     home = _add_home(document, found)
     startup = _add_node_startup(document, found)
@@ -87,6 +90,7 @@ def _vpc(found: SlurmCluster, name: str, address_range: Any, mtu: int | None) ->
     }
     body: Body = {
         "network_name": because(name, "the cluster's name, and what it is", "cluster.yaml: name"),
+        "network_description": described(found.settings.name),
         "subnetworks": because([subnet], "one subnet, in the cluster's region", _RANGES),
         "enable_internal_traffic": because(True, "agents and ranks open ports as they need them"),
     }
@@ -196,6 +200,7 @@ def _add_data_networks(
             "modules/network/multivpc",
             {
                 "network_name_prefix": because(f"{name}-gpu", "one VPC for each data NIC"),
+                "network_description": described(name),
                 "network_count": because(len(data), "data NICs", data[0].source),
                 "global_ip_address_range": because(str(data_range), "all of them", _RANGES),
                 "subnetwork_cidr_suffix": because(found.data_prefix, "of each VPC", _RANGES),
@@ -214,6 +219,7 @@ def _add_data_networks(
         "modules/network/gpu-rdma-vpc",
         {
             "network_name": because(f"{name}-rdma", "one VPC for all data NICs"),
+            "network_description": described(name),
             "network_profile": because(
                 f"https://www.googleapis.com/compute/beta/{profile}",
                 "RDMA, with the MTU and without firewall rules",

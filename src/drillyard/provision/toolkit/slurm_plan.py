@@ -20,7 +20,7 @@ from drillyard.provision.gcp.address_ranges import range_problems
 from drillyard.provision.gcp.place_rules import place_problems
 from drillyard.provision.gcp.settings import read_settings
 from drillyard.provision.pools import read_pools
-from drillyard.provision.toolkit.blueprint import slurm_blueprint
+from drillyard.provision.toolkit.blueprint import TERRAFORM_GROUPS, slurm_blueprint
 from drillyard.provision.toolkit.deployment_files import deployment_files
 from drillyard.provision.toolkit.settings import HOME, SlurmCluster, read_slurm_cluster
 from drillyard.provision.toolkit.slurm_prices import slurm_prices
@@ -68,6 +68,8 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         toolkit=ToolkitDeployment(
             files=deployment_files(found, made, services),
             ranges={name: str(each) for name, each in ranges.items() if each is not None},
+            groups=TERRAFORM_GROUPS,
+            controller=f"{settings.name}-controller",
         ),
     )
 

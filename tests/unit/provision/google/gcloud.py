@@ -104,6 +104,7 @@ def _delete_with(cloud: GoogleCloud, service: str, path: str) -> None:
         for other, body in list(cloud.things.items()):
             if "/instances/" in other[1] and made_by in json.dumps(body.get("metadata", {})):
                 del cloud.things[other]
+                _delete_with(cloud, *other)
     if "/instances/" in path:
         for other, body in list(cloud.things.items()):
             if "/disks/" in other[1] and any(path in each for each in body.get("users", ())):
