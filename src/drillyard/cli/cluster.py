@@ -81,7 +81,7 @@ def plan(
     from drillyard.provision.plan_document import plan_document
     from drillyard.provision.plan_text import plan_text
     from drillyard.provision.prices import prices_of_use
-    from drillyard.provision.provisioner import plan_file, require_created, require_driven
+    from drillyard.provision.provisioner import plan_file, require_created
 
     if overwrite and output is None:
         raise UserError("--overwrite belongs to --output DIR")
@@ -89,8 +89,6 @@ def plan(
         raise UserError("--output, --explain, --json and --check: give one of them")
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     found = planned.plan
-    if check:
-        require_driven(found, "plan --check")
     of_use = prices_of_use(planned.facts, found.region)
     if output is not None:
         require_created(found)

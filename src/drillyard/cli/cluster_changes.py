@@ -54,12 +54,11 @@ def up(
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
     from drillyard.provision.made_hosts import launch_file_of, require_launch_file
-    from drillyard.provision.provisioner import plan_file, require_driven
+    from drillyard.provision.provisioner import plan_file
     from drillyard.provision.up import bring_up, launch_config, write_launch_config
 
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     plan = planned.plan
-    require_driven(plan, "up")
     if write and plan.login is not None:
         # Before anything is bought.
         require_launch_file(launch_file_of(config))
@@ -110,10 +109,9 @@ def down(
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages
     from drillyard.provision.down import DownOptions, take_down
-    from drillyard.provision.provisioner import plan_file, require_driven
+    from drillyard.provision.provisioner import plan_file
 
     planned = plan_file(config, overrides or (), hardware=hardware)
-    require_driven(planned.plan, "down")
     words = [*_repeated("--set", overrides), *_hardware(hardware)]
     words += ["--delete-data"] if delete_data else []
     command = command_line("down", str(config), *words)

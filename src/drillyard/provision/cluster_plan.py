@@ -136,6 +136,12 @@ class ToolkitDeployment:
     controller: str
     """The name of the controller, which makes and deletes the nodes that jobs ask for."""
 
+    further_kinds: tuple[str, ...]
+    """Kinds of what its modules make beside the resources of the plan: who deploys needs rights for
+    them."""
+    network_profile: str | None
+    """The profile of the RDMA network, us-central1-b-vpc-roce; None: there is no such network."""
+
     def state_prefix(self, cluster: str, group: str) -> str:
         """Where the state bucket has a group's state: blueprint, deployment and group, of which
         the first two have the cluster's name

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,9 +19,10 @@ from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.made_hosts import MadeHost
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
+from drillyard.provision.running_command import Limits
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.state_lock import HeldLock, state_lock
-from drillyard.provision.terraform_engine import Limits, Terraform, working_directory
+from drillyard.provision.terraform_engine import Terraform, working_directory
 from drillyard.provision.terraform_program import (
     TerraformProgram,
     find_terraform,
@@ -86,17 +87,7 @@ def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
     """Lock the state, whose bucket is there, and initialise Terraform."""
     plan = request.plan
     bucket = StateBucket(plan)
-
-    def release_dead(held: HeldLock) -> bool:
-        question = f"The state is locked by {held.text}, which has died. Release its lock?"
-        if not request.yes and not request.ask(question):
-            return False
-        request.report(f"released the lock of {held.text}, which has died")
-        return True
-
-    with state_lock(
-        bucket, request.command, unlock=request.unlock, release_dead=release_dead
-    ) as require_lock:
+    with held_state(request, bucket) as (require_lock, _):
         terraform = Terraform(
             program,
             working_directory(plan.project, plan.name),
@@ -110,6 +101,28 @@ def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
         bucket.begin_state(version)
         terraform.init(plan.terraform, plan.state_bucket, plan.name)
         yield Session(request, terraform, bucket, require_lock)
+
+
+@contextlib.contextmanager
+def held_state(
+    request: Request, bucket: StateBucket
+) -> Iterator[tuple[Callable[[], None], list[HeldLock]]]:
+    """Hold the lock of the state; gives `require_lock` (`Session`), and the locks of processes of
+    this machine that died and were released."""
+    released: list[HeldLock] = []
+
+    def release_dead(held: HeldLock) -> bool:
+        question = f"The state is locked by {held.text}, which has died. Release its lock?"
+        if not request.yes and not request.ask(question):
+            return False
+        request.report(f"released the lock of {held.text}, which has died")
+        released.append(held)
+        return True
+
+    with state_lock(
+        bucket, request.command, unlock=request.unlock, release_dead=release_dead
+    ) as require_lock:
+        yield require_lock, released
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,15 @@ class Stages:
     running_on_hosts: Callable[[ClusterPlan, Sequence[MadeHost]], Sequence[str]]
     """Raises UnreachableError where that is not known."""
     running_jobs: Callable[[ClusterPlan], Sequence[str]]
-    """Jobs of a service, such as Vertex AI. Raises UnreachableError where that is not known."""
+    """Jobs of a service, such as Vertex AI, or of Slurm. Raises UnreachableError where that is not
+    known."""
+    login_settings: Callable[[ClusterPlan], Mapping[str, Any]]
+    """What `launch` needs of a Slurm cluster, with the user's login. Raises UserError where nobody
+    knows that."""
+    has_image: Callable[[ClusterPlan], bool]
+    """Whether the image of a Slurm cluster's machines is there already."""
+    remove_left: Callable[[ClusterPlan, Collection[str]], Sequence[str]]
+    """Removes what Slurm's controller and image builds leave behind, of some kinds; what it was."""
     running_workloads: Callable[[str], Sequence[Any]]
     delete_workloads: Callable[[str], Sequence[str] | None]
     """The disks that stay."""
@@ -146,12 +167,15 @@ class Stages:
 _IN_KUBERNETES = "drillyard.provision.kubernetes_stage"
 _ON_HOSTS = "drillyard.provision.hosts_stage"
 _OF_JOBS = "drillyard.provision.jobs_stage"
+_ON_SLURM = "drillyard.provision.slurm_stage"
 
 
 def _room_of(plan: ClusterPlan) -> str:
     """The module of what runs are on."""
     if plan.job_service is not None:
         return _OF_JOBS
+    if plan.toolkit is not None:
+        return _ON_SLURM
     return _IN_KUBERNETES if plan.login is None else _ON_HOSTS
 
 
@@ -183,7 +207,10 @@ def real_stages(planned: PlannedCluster) -> Stages:
         write_login=lazy(hosts, "write_login"),
         remove_login=lazy(hosts, "remove_login"),
         running_on_hosts=lazy(_ON_HOSTS, "running_on_hosts"),
-        running_jobs=lazy(_OF_JOBS, "running_jobs"),
+        running_jobs=lazy(_room_of(planned.plan), "running_jobs"),
+        login_settings=lazy(_ON_SLURM, "login_settings"),
+        has_image=lazy(_ON_SLURM, "has_image"),
+        remove_left=lazy(_ON_SLURM, "remove_left"),
         **{
             name: lazy(_IN_KUBERNETES, name)
             for name in (

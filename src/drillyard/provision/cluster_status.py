@@ -22,6 +22,7 @@ from drillyard.provision.terraform_output import PlannedChanges
 Part = TypeVar("Part")
 _DRIFT = "drift"
 _ENGINE = "drillyard.provision.terraform_engine"
+_LIMITS = "drillyard.provision.running_command:Limits"
 """Imported when it is needed: what is inside of a cluster needs no Terraform."""
 
 
@@ -104,7 +105,7 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
         command="drillyard cluster status",
         report=lambda line: None,
         # It changes nothing, so it may be stopped at once.
-        limits=resolve_name(f"{_ENGINE}:Limits")(total=900.0, silent=180.0, stop=5.0, kill=5.0),
+        limits=resolve_name(_LIMITS)(total=900.0, silent=180.0, stop=5.0, kill=5.0),
     )
     terraform.init(plan.terraform, plan.state_bucket, plan.name)
     return tuple(drift_lines(terraform.plan()))

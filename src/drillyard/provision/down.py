@@ -25,6 +25,7 @@ from drillyard.provision.provisioner import require_created
 from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
+from drillyard.provision.toolkit.toolkit_cluster import take_down_deployment
 from drillyard.provision.up import CLUSTER
 
 BUCKET_KIND = "google_storage_bucket"
@@ -52,6 +53,12 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     plan = request.plan
     require_created(plan)
     _require_unprotected(plan)
+    if plan.toolkit is not None:
+        take_down_deployment(
+            request, stages, ignore_runs=options.ignore_runs, pause_seconds=options.pause_seconds
+        )
+        stages.remove_login(plan)
+        return _check_leaks(request, stages, [])
     program = terraform_program(plan)
     bucket = StateBucket(plan)
     if plan.job_service is not None:

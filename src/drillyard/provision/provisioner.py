@@ -111,17 +111,6 @@ def check_nodes(
     return check(cluster, load_catalog(hardware or cluster.hardware), programs or Programs())
 
 
-def require_driven(plan: ClusterPlan, command: str) -> None:
-    """Raise UserError, with what to type instead, where `command` cannot be done with a cluster
-    that Cluster Toolkit makes."""
-    if plan.toolkit is not None:
-        raise UserError(
-            f"platform {plan.platform}: `drillyard cluster {command}` does not drive Cluster"
-            " Toolkit\nWrite its files with `drillyard cluster plan FILE --output DIR`; then"
-            " `sh DIR/apply.sh` makes the cluster, and `sh DIR/destroy.sh` removes it."
-        )
-
-
 @dataclass(frozen=True)
 class PlannedCluster:
     """A cluster config, the catalog with the user's hardware, and the plan of both."""

@@ -174,9 +174,10 @@ class StateBucket:
         }
         self.write(_STATE, json.dumps(empty).encode(), new=True)
 
-    def resources(self) -> dict[str, StateResource]:
-        """What the state has, with all attributes, by address."""
-        found = self.read(_STATE)
+    def resources(self, place: str = "") -> dict[str, StateResource]:
+        """What the state has, with all attributes, by address. `place`: where another state than
+        the cluster's own is, below its name, ending in `/`."""
+        found = self.read(f"{place}{_STATE}")
         listed = state_resources("" if found is None else found[0].decode())
         return {each.address: each for each in listed}
 

@@ -55,9 +55,9 @@ class HeldLock:
         return f"{self.who}{what}{where}, since {self.created}"
 
 
-def read_lock(bucket: StateBucket) -> HeldLock | None:
-    """The lock of the cluster's state; None: nobody holds it."""
-    found = bucket.read(LOCK)
+def read_lock(bucket: StateBucket, name: str = LOCK) -> HeldLock | None:
+    """The lock of the cluster's state, or of another one below its name; None: nobody holds it."""
+    found = bucket.read(name)
     if found is None:
         return None
     content: dict[str, Any] = json_object(found[0].decode(errors="replace"))

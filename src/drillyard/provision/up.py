@@ -40,6 +40,8 @@ from drillyard.provision.terraform_output import (
     StateResource,
     changes_text,
 )
+from drillyard.provision.toolkit.gcluster import find_gcluster
+from drillyard.provision.toolkit.toolkit_cluster import deploy
 from drillyard.safe_files import describe_os_error, rewrite_file
 
 _POOLS = ("google_container_node_pool", "google_container_cluster")
@@ -60,6 +62,8 @@ class MadeCluster:
     context: str
     secrets: Mapping[str, str]
     hosts: tuple[MadeHost, ...] = ()
+    settings: Mapping[str, Any] | None = None
+    """What `launch` needs, where the plan alone does not know it."""
 
 
 def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> MadeCluster:
@@ -72,7 +76,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     for name in secrets:
         if not os.environ.get(name):
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
-    if not plan.terraform:
+    if not plan.is_made_in_a_cloud:
         return _complete_existing(request, stages, secrets)
     if secrets and not plan.has_kubernetes:
         raise UserError(
@@ -80,7 +84,11 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             " from the environment of `drillyard launch`: leave it out"
         )
     require_prices(plan)
-    program = terraform_program(plan)
+    toolkit, program = None, None
+    if plan.toolkit is not None:
+        toolkit = find_gcluster()
+    else:
+        program = terraform_program(plan)
     stages.require_programs(plan)
     _check_project(request, stages)
     digests = _image_digests(request, stages)
@@ -92,6 +100,9 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     with _next_command(request):
         if ensure_state_bucket(plan):
             request.report(f"created gs://{plan.state_bucket}, the bucket of the state")
+        if toolkit is not None:
+            return MadeCluster("", {}, settings=deploy(request, stages, toolkit))
+        assert program is not None
         with session(request, program) as opened:
             _apply(opened, stages)
             state = opened.bucket.resources()
@@ -160,7 +171,7 @@ def launch_config(
     """The cluster config for `launch`: that at `path` with `overrides` (`--set`) and the settings
     that it lacks."""
     text = path.read_text(encoding="utf-8-sig")
-    settings = dict(plan.launch_settings or {})
+    settings = dict(made.settings or plan.launch_settings or {})
     if made.secrets:
         settings["kubernetes"] = {**settings.get("kubernetes", {}), "secrets": dict(made.secrets)}
     values = launch_values(parse_document(text, str(path)), overrides, settings)

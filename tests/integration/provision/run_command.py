@@ -32,7 +32,7 @@ from drillyard.provision.down import DownOptions, take_down
 from drillyard.provision.image_registry import image_digest
 from drillyard.provision.made_hosts import MadeHost
 from drillyard.provision.provisioner import plan_cluster
-from drillyard.provision.terraform_engine import Limits
+from drillyard.provision.running_command import Limits
 from drillyard.provision.up import bring_up, launch_config
 
 
@@ -75,6 +75,18 @@ class TestStages:
     def running_jobs(self, plan: ClusterPlan) -> list[str]:
         self._log("jobs", plan.name)
         return self.running_workloads("")
+
+    def login_settings(self, plan: ClusterPlan) -> dict[str, Any]:
+        section = {**(plan.launch_settings or {})["slurm"], "login_host": "ann@c-login-001"}
+        return {"slurm": {**section, "directory": "/home/ann/project"}}
+
+    def has_image(self, plan: ClusterPlan) -> bool:
+        found: bool = self.settings.get("image", False)
+        return found
+
+    def remove_left(self, plan: ClusterPlan, kinds: Sequence[str]) -> list[str]:
+        self._log("remove left", *kinds)
+        return []
 
     def compare_existing(self, plan: ClusterPlan, context: str | None) -> Any:
         raise AssertionError(f"{plan.platform}: clusters of these tests are created")

@@ -136,19 +136,6 @@ def run(directory: Path, *words: str) -> Any:
     return CliRunner().invoke(app, ["cluster", *words], env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("command", ["up", "down"])
-def test_commands_that_do_not_drive_the_toolkit_name_the_ones_that_do(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("cluster.yaml").write_text(yaml.safe_dump(config()))
-    with pytest.raises(UserError) as refused:
-        app(["cluster", command, "cluster.yaml"], standalone_mode=False)
-    assert says(str(refused.value), "plan FILE --output DIR ... apply.sh ... destroy.sh")
-    with pytest.raises(UserError):
-        app(["cluster", "plan", "cluster.yaml", "--check"], standalone_mode=False)
-
-
 def test_the_plan_is_printed_explained_priced_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

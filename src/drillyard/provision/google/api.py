@@ -68,6 +68,7 @@ _VERSIONS = {
     "iam": "v1",
     "lustre": "v1",
     "oauth2": "v2",
+    "oslogin": "v1",
     "parallelstore": "v1",
     "serviceusage": "v1",
     "storage": "v1",
@@ -174,7 +175,7 @@ class GoogleApis:
         Raises ApiError for a refusal and CredentialsError.
         """
         answer = self._ask(service, method, parameters)
-        if not answer and method.endswith(".delete"):
+        if not answer and method.endswith((".delete", ".cancel")):
             return {}
         if not isinstance(answer, dict):
             raise ApiError(service, "other", f"{service}: {method}: the answer is not JSON")

@@ -46,7 +46,10 @@ def check_zones(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]
 def check_network_profiles(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The zone has the profiles of the RDMA networks, such as us-central1-b-vpc-roce."""
     networks = plan.terraform.get("resource", {}).get("google_compute_network", {})
-    profiles = {str(body.get("network_profile") or "") for body in networks.values()} - {""}
+    profiles = {str(body.get("network_profile") or "") for body in networks.values()}
+    if plan.toolkit is not None:
+        profiles.add(plan.toolkit.network_profile or "")
+    profiles.discard("")
     for address in sorted(profiles):
         profile = address.rpartition("/")[2]
         found = _get(apis, "networkProfiles.get", project=plan.project, networkProfile=profile)

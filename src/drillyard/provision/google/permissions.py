@@ -47,6 +47,26 @@ _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
         "roles/compute.instanceAdmin.v1",
         tuple(f"compute.resourcePolicies.{each}" for each in READ_WRITE),
     ),
+    "google_compute_instance_template": (
+        "roles/compute.instanceAdmin.v1",
+        tuple(f"compute.instanceTemplates.{each}" for each in READ_WRITE),
+    ),
+    "google_compute_image": (
+        "roles/compute.instanceAdmin.v1",
+        tuple(f"compute.images.{each}" for each in (*READ_WRITE, "useReadOnly")),
+    ),
+    "google_compute_address": (
+        _NETWORKS,
+        tuple(f"compute.addresses.{each}" for each in (*READ_WRITE, "use")),
+    ),
+    "google_filestore_instance": (
+        "roles/file.editor",
+        tuple(f"file.instances.{each}" for each in (*READ_WRITE, "update")),
+    ),
+    "google_lustre_instance": (
+        "roles/lustre.admin",
+        tuple(f"lustre.instances.{each}" for each in READ_WRITE),
+    ),
     "google_compute_global_address": (
         _NETWORKS,
         (

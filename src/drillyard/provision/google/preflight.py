@@ -146,7 +146,8 @@ def _services(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
 
 
 def _permissions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
-    rights, unknown = rights_of(each.kind for each in plan.resources)
+    further = () if plan.toolkit is None else plan.toolkit.further_kinds
+    rights, unknown = rights_of([*(each.kind for each in plan.resources), *further])
     wanted = sorted({each for needed in rights.values() for each in needed})
     granted: set[str] = set()
     for begin in range(0, len(wanted), PERMISSIONS_AT_ONCE):
@@ -209,7 +210,9 @@ def _taken_names(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
     for gap in taken.gaps:
         yield ProjectFinding("unknown", f"whether names are free: {gap.why}")
     number = apis.number()
-    for bucket in (each for each in plan.resources if each.kind == "google_storage_bucket"):
+    buckets = (each for each in plan.resources if each.kind == "google_storage_bucket")
+    # The toolkit names its bucket when it makes it.
+    for bucket in (each for each in buckets if each.made_by != "gcluster"):
         check = partial(_bucket, plan, apis, bucket, taken, number)
         yield from known(f"gs://{bucket.name}", check)
 

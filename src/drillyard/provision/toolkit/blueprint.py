@@ -8,6 +8,8 @@ the modules of Cluster Toolkit 1.95.0
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,7 @@ class Blueprint:
 
     blueprint: dict[str, Any]
     deployment: dict[str, Any]
+    image_family: str
     fields: tuple[ExplainedField, ...]
 
 
@@ -51,7 +54,7 @@ def slurm_blueprint(found: SlurmCluster) -> Blueprint:
     _add_network(document, found)
     _add_image_script(document, found)
     document.start_group(IMAGE)
-    _add_image(document, found)
+    family = _add_image(document, found)
     document.start_group(CLUSTER)
     used, networks = _add_data_networks(document, found)
     home = _add_home(document, found)
@@ -60,10 +63,12 @@ def slurm_blueprint(found: SlurmCluster) -> Blueprint:
     partition = add_nodes(document, found, ["network", *used, *startup], body)
     _add_login(document, found)
     _add_controller(document, found, ["network", partition, "login", home])
-    return Blueprint(document.as_value(), _deployment(found), tuple(document.fields))
+    return Blueprint(
+        document.as_value(), _deployment(found, family), family, tuple(document.fields)
+    )
 
 
-def _deployment(found: SlurmCluster) -> dict[str, Any]:
+def _deployment(found: SlurmCluster, family: str) -> dict[str, Any]:
     settings = found.settings
     return {
         "terraform_backend_defaults": {
@@ -76,7 +81,7 @@ def _deployment(found: SlurmCluster) -> dict[str, Any]:
             "region": settings.region,
             "zone": found.pool.zone,
             "labels": dict(settings.labels),
-            "instance_image": {"project": settings.project, "family": f"{settings.name}-slurm"},
+            "instance_image": {"project": settings.project, "family": family},
         },
     }
 
@@ -159,17 +164,23 @@ def _add_image_script(document: BlueprintDocument, found: SlurmCluster) -> None:
     )
 
 
-def _add_image(document: BlueprintDocument, found: SlurmCluster) -> None:
+def _add_image(document: BlueprintDocument, found: SlurmCluster) -> str:
+    """Add the image; its family, which is named after all that the image is made of."""
     row = boot_image(found.pool.machine.architecture)
-    project, family = row.image.split("/")
+    project, source = row.image.split("/")
+    content = json.dumps(
+        [document.settings("image-script"), row.image, found.settings.creation.disk_gib],
+        sort_keys=True,
+    )
+    family = f"{found.settings.name}-slurm-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     document.add(
         "slurm-image",
         "modules/packer/custom-image",
         {
-            "source_image_family": because(family, "with NVIDIA's driver", cited(row, "image")),
+            "source_image_family": because(source, "with NVIDIA's driver", cited(row, "image")),
             "source_image_project_id": because([project], "Google's", cited(row, "image")),
             "image_family": because(
-                f"{found.settings.name}-slurm", "nodes start from its newest image"
+                family, "nodes start from it; another content is another family"
             ),
             "machine_type": because(IMAGE_MACHINE, "to build an image needs no GPU"),
             "disk_size": because(
@@ -184,6 +195,7 @@ def _add_image(document: BlueprintDocument, found: SlurmCluster) -> None:
         use=["network", "image-script"],
         kind="packer",
     )
+    return family
 
 
 def _add_data_networks(

@@ -51,6 +51,12 @@ class BlueprintDocument:
         self._groups[-1]["modules"].append(entry)
         return module
 
+    def settings(self, module: str) -> Mapping[str, Any]:
+        """The plain settings of a module that was added."""
+        every = (each for group in self._groups for each in group["modules"])
+        found: Mapping[str, Any] = next(each for each in every if each["id"] == module)["settings"]
+        return found
+
     def as_value(self) -> dict[str, Any]:
         """The whole blueprint."""
         return {"blueprint_name": self.name, "deployment_groups": self._groups}

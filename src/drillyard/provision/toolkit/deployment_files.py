@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drillyard.hardware.cluster_toolkit import toolkit_release
+from drillyard.provision.cluster_plan import CLUSTER_LABEL
 from drillyard.provision.toolkit.blueprint_document import as_yaml
 from drillyard.provision.toolkit.settings import SlurmCluster
 
@@ -77,7 +78,7 @@ def _destroy(found: SlurmCluster) -> str:
     )
     images = _shell(
         *("gcloud", "compute", "images", "list", f"--project={settings.project}"),
-        *("--no-standard-images", f"--filter=family = {settings.name}-slurm"),
+        *("--no-standard-images", f"--filter=labels.{CLUSTER_LABEL} = {settings.name}"),
         "--format=value(name)",
     )
     delete_image = _shell("gcloud", "compute", "images", "delete", f"--project={settings.project}")

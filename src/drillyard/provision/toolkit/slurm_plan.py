@@ -57,7 +57,7 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         pools=(found.pool,),
         terraform={},
         state_bucket=found.state_bucket,
-        resources=tuple(_resources(found)),
+        resources=tuple(_resources(found, made.image_family)),
         prices=slurm_prices(found),
         quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(services),
@@ -70,6 +70,8 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
             ranges={name: str(each) for name, each in ranges.items() if each is not None},
             groups=TERRAFORM_GROUPS,
             controller=f"{settings.name}-controller",
+            further_kinds=tuple(_further_kinds(found)),
+            network_profile=found.data[0].profile if found.data else None,
         ),
     )
 
@@ -93,7 +95,7 @@ def slurm_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     ]
 
 
-def _resources(found: SlurmCluster) -> Iterator[PlannedResource]:
+def _resources(found: SlurmCluster, family: str) -> Iterator[PlannedResource]:
     """What exists after the deployment, by the blueprint's modules."""
     name, region, zone = found.settings.name, found.settings.region, found.pool.zone
 
@@ -108,7 +110,7 @@ def _resources(found: SlurmCluster) -> Iterator[PlannedResource]:
     yield one("network", "google_compute_network", name, None, False)
     if found.settings.creation.private_nodes:
         yield one("network", "google_compute_router_nat", f"{name} (one)", region, False)
-    yield one("slurm-image", "google_compute_image", f"{name}-slurm (family)", None, True)
+    yield one("slurm-image", "google_compute_image", f"{family} (family)", None, True)
     if found.host:
         yield one("host-network", "google_compute_network", f"{name}-host", None, False)
     if found.data and found.data[0].profile is not None:
@@ -128,6 +130,17 @@ def _resources(found: SlurmCluster) -> Iterator[PlannedResource]:
         for number in range(found.pool.nodes):
             called = f"{name}-nodes-{number}"
             yield one("nodes", "google_compute_instance", called, zone, True)
+
+
+def _further_kinds(found: SlurmCluster) -> Iterator[str]:
+    """Of what the modules make that has no name of its own in the plan."""
+    kinds = ["subnetwork", "firewall", "instance_template"]
+    if found.settings.creation.private_nodes:
+        kinds += ["router", "address"]
+    if found.own.home == "lustre":
+        kinds.append("global_address")
+        yield "google_service_networking_connection"
+    yield from (f"google_compute_{each}" for each in kinds)
 
 
 def _launch_section(found: SlurmCluster) -> dict[str, Any]:

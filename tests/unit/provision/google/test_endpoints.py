@@ -18,7 +18,7 @@ from drillyard.provision.google.endpoints import (
     require_terraform_endpoints,
 )
 from drillyard.provision.state_bucket import StateBucket
-from drillyard.provision.terraform_engine import _environment
+from drillyard.provision.terraform_engine import engine_environment
 
 LOCAL, PRIVATE = "http://127.0.0.1:4443", "https://{service}-lab.p.googleapis.com"
 
@@ -50,7 +50,7 @@ def test_a_private_endpoint_is_that_of_all_clients(
     StateBucket(plan(tmp_path, config()))
     assert made["client_options"] == {"api_endpoint": "https://storage-lab.p.googleapis.com"}
     assert "credentials" not in made
-    found = _environment("token")
+    found = engine_environment("token")
     assert found["GOOGLE_COMPUTE_CUSTOM_ENDPOINT"] == (
         "https://compute-lab.p.googleapis.com/compute/v1/"
     )
@@ -60,12 +60,14 @@ def test_a_private_endpoint_is_that_of_all_clients(
     assert "GOOGLE_OAUTH_ACCESS_TOKEN" not in found
     # What the user has set for Terraform alone stays.
     monkeypatch.setenv("GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.example.com/v1/")
-    assert _environment("token")["GOOGLE_IAM_CUSTOM_ENDPOINT"] == "https://iam.example.com/v1/"
+    assert (
+        engine_environment("token")["GOOGLE_IAM_CUSTOM_ENDPOINT"] == "https://iam.example.com/v1/"
+    )
 
 
 def test_without_variables_nothing_is_redirected() -> None:
     assert endpoints() == Endpoints()
-    assert not any("CUSTOM_ENDPOINT" in name for name in _environment("token"))
+    assert not any("CUSTOM_ENDPOINT" in name for name in engine_environment("token"))
 
 
 @pytest.mark.parametrize("emulator", ["http://127.0.0.1:9", "127.0.0.1:9"])
@@ -81,4 +83,4 @@ def test_the_emulator_of_an_emulated_project_has_its_storage(
     assert found.address("storage") == "http://127.0.0.1:9/"
     assert found.address("compute") == f"{LOCAL}/compute/"
     assert found.is_emulated
-    assert _environment("token")["GOOGLE_OAUTH_ACCESS_TOKEN"] == "emulator"
+    assert engine_environment("token")["GOOGLE_OAUTH_ACCESS_TOKEN"] == "emulator"
