@@ -22,6 +22,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -126,8 +127,9 @@ def _one_slow_link_of_four(directory: Path, seed: int) -> tuple[str, Trial]:
 def _on_slurm(directory: Path, first: Accepted) -> Trial:
     began = time.monotonic()
     with slurm_cluster() as cluster:
-        found = slurm_place(cluster, directory / "slurm").accept()
-    differ = [each for each in found.form if each not in first.form]
+        found = slurm_place(cluster, directory / "slurm").accept("--nodes", "2")
+    here, there = Counter(found.form), Counter(first.form)
+    differ = sorted(((here - there) + (there - here)).elements())
     problems = [f"{check} {metric}: {status}" for check, metric, _, status in differ]
     return found, time.monotonic() - began, problems
 
