@@ -19,12 +19,12 @@ for _ in 1 2 3 4 5; do
     while kill -0 "$pid" 2>/dev/null; do
         wait "$pid" && code=0 || code=$?
     done
-    [ -e "$record" ] || break
+    [ -e "$record" ] || exit "$code"
     ended=$(cat "$record")
     if [[ $ended =~ ^[0-9]+$ ]]; then
-        code=$ended
-        break
+        rm -f "$record"
+        exit "$ended"
     fi
 done
 rm -f "$record"
-exit "$code"
+job_program --failed "$code" "the job's program was killed five times, or cannot run: see $launch/slurm-$job.log"

@@ -373,6 +373,14 @@ def test_a_program_whose_script_was_killed_queues_nothing(tmp_path: Path):
     assert play.calls == "" and play.ended is None
 
 
+def test_a_program_that_cannot_run_is_not_tried_for_ever(tmp_path: Path):
+    play = Play(tmp_path, "exit 0")
+    del play.environment["SLURM_JOB_NODELIST"]
+    assert play.run() == 1 and play.calls == ""
+    assert play.ended is not None and "slurm-12.log" in play.ended["reason"]
+    assert "KeyError" in play.log and not list(play.launch.glob("srun-*"))
+
+
 def test_a_node_without_a_new_enough_python_is_named_and_left(tmp_path: Path):
     play = Play(tmp_path, "exit 0")
     python = tmp_path / "bin" / "python3"
