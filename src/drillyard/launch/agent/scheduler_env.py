@@ -23,7 +23,7 @@ from drillyard.supervise.restart_policy import LeaderEnd
 
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _NOT_STARTED = re.compile(r"^srun: error: .* failed on node ([^ :]+): ", re.MULTILINE)
-_EXITED = "Exited with exit code "
+_EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
 def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
@@ -80,8 +80,8 @@ def leader_end(printed: str, srun_code: int, host: str) -> LeaderEnd:
     code = None
     if not unstarted and 0 not in ends and 0 <= srun_code <= EXIT_CANCELLED:
         code = srun_code
-    elif not unstarted and ends.get(0, "").startswith(_EXITED):
-        code = int(ends[0][len(_EXITED) :])
+    elif not unstarted and (found := _EXITED.fullmatch(ends.get(0, ""))):
+        code = int(found[1])
     return LeaderEnd(host, code, unstarted, words[-1] if words else "")
 
 
