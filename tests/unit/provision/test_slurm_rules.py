@@ -143,7 +143,7 @@ def test_the_plan_is_printed_explained_priced_and_written(
     Path("cluster.yaml").write_text(yaml.safe_dump(config("a3-megagpu-8g", "flex-start")))
     shown = run(tmp_path, "plan", "cluster.yaml", "--price", "40")
     assert shown.exit_code == 0, shown.output
-    assert says(shown.stdout, "team-flex-start ... 40.00 ... controller ... sh DIR/apply.sh")
+    assert says(shown.stdout, "team-flex-start ... 40.00 ... controller ... next: ... cluster up")
     assert (
         "controller: slurm_conf_template"
         in run(tmp_path, "plan", "cluster.yaml", "--explain").stdout
