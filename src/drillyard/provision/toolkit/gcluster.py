@@ -15,7 +15,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drillyard.errors import NotFoundError, UnreachableError, UserError
@@ -32,6 +32,8 @@ from drillyard.supervise.rank_process import start_process
 NAME = "gcluster"
 _REPOSITORY = "https://github.com/GoogleCloudPlatform/cluster-toolkit"
 _SECONDS = 60.0
+_SILENT_SECONDS = 3600.0
+"""It need not pass on what Terraform says, which takes half an hour for some file systems."""
 _KEPT_LINES = 400
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _BOX = re.compile(r"^[│╷╵] ?")
@@ -88,7 +90,8 @@ class Gcluster:
         limits: Limits,
     ) -> None:
         self._program, self._plan, self._command = program, plan, command
-        self._report, self._limits = report, limits
+        self._report = report
+        self._limits = replace(limits, silent=max(limits.silent, _SILENT_SECONDS))
         self.directory = directory
 
     @property
