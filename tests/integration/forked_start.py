@@ -3,9 +3,9 @@
 The imports take a process four seconds of a core, and a test of a run starts three processes or
 more. With `ForkedStarts`, `subprocess` asks a server (fork_server.py), which has imported
 everything and computed nothing, for each process that `is_forkable`. The kernel makes the fork a
-child of whoever asked (CLONE_PARENT), so its id, exit status, group, descriptors, PR_SET_PDEATHSIG
-and entries in /proc are those of a process that was started. A command has a server of its own,
-forked when it begins, and its ranks are children of the command.
+child of the process that asked (CLONE_PARENT): its id, exit code, group, descriptors,
+PR_SET_PDEATHSIG and entries in /proc are those of a process that was started. A command has a
+server of its own, forked when it begins, and its ranks are children of the command.
 
 A process is started for real, as ever, wherever a fork could differ: a variable outside
 `_MAY_DIFFER` has another value than while the server imported; limits, control group, user,
@@ -20,7 +20,7 @@ not free their objects one by one at the end. Hence `STARTED_FOR_REAL`, some of 
 | test_signals.py | signals at every stage of a run, two runs of one name, torchrun |
 | test_supervise*.py, test_standby.py, test_watchdog.py | a supervisor and its ranks |
 | test_nodes.py; launch, kubernetes | supervisors of several nodes; all that launchers start |
-| test_chaos.py, test_soak.py | faults that `chaos` injects |
+| test_chaos.py | faults that `chaos` injects |
 | test_eval_export.py | `eval`, `export`, `generate` |
 | test_memory_faults.py, test_startup_estimate.py, test_interrupt.py | memory, time of imports |
 | test_gcsfuse.py, test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
@@ -47,7 +47,6 @@ STARTED_FOR_REAL = {
     "test_signals.py",
     "test_nodes.py",
     "test_chaos.py",
-    "test_soak.py",
     "test_eval_export.py",
     "test_memory_faults.py",
     "test_startup_estimate.py",
