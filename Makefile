@@ -15,7 +15,7 @@ export PYTHON
 # What tests start would compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch cluster fuzz gpu bench soak messages clean
+.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration cluster fuzz gpu bench soak messages clean
 
 help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
@@ -80,9 +80,8 @@ unit: setup
 distributed: setup
 	@$(PYTEST) tests/distributed -n 2 --dist loadfile --durations=5
 
-# Tests of launching wait for schedulers and hosts most of the time: they run at the same time as those of runs on this
-# host, and with them the lost node, which is minutes of waiting on a cluster of its own, and what makes both end alike.
-BESIDE_LAUNCH := tests/integration/kubernetes/test_lost_node.py tests/integration/test_gpu_rows.py
+# Schedulers, hosts and clusters are waited for most of the time, hence three files at a time on two cores. The longest
+# come first (LONGEST_FIRST in the conftest.py), so that all workers end at about the same time.
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
@@ -90,13 +89,7 @@ integration: setup
 	@sh .ci/tools/kubernetes
 	@sh .ci/tools/terraform
 	@sh .ci/tools/transformers
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
-
-integration-runs:
-	@$(PYTEST) tests/integration --ignore=tests/integration/launch $(BESIDE_LAUNCH:%=--ignore=%) -n 2 --dist loadfile --durations=5
-
-integration-launch:
-	@$(PYTEST) tests/integration/launch $(BESIDE_LAUNCH) --durations=5
+	@$(PYTEST) tests/integration -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 # That of tests/integration/kubernetes: it prints how to reach it.
 cluster: setup

@@ -8,10 +8,49 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.forked_start import STARTED_FOR_REAL, ForkedStarts
 from tests.integration.held import Holds
 from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
+
+LONGEST_FIRST = [
+    "kubernetes/test_runs.py",
+    "launch/test_slurm.py",
+    "launch/test_ssh.py",
+    "kubernetes/test_lost_node.py",
+    "acceptance/test_accept_ssh.py",
+    "test_soak.py",
+    "launch/test_local.py",
+    "acceptance/test_accept_slurm.py",
+    "test_gpu_rows.py",
+    "kubernetes/test_waiting.py",
+    "kubernetes/test_queue.py",
+    "kubernetes/test_image.py",
+    "acceptance/test_lost_nodes.py",
+    "provision/test_hosts_life.py",
+]
+"""Files of minutes: what begins last should end soon after the rest."""
+_STARTS = ForkedStarts()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, in the order that `--no-loadscope-reorder` keeps."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FIRST)}
+    assert all(path.is_file() for path in place)
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fork what the test starts, and the fixtures made for it, unless it is about real starts."""
+    folder = item.path.parent.name
+    _STARTS.wanted = folder == "integration" and item.path.name not in STARTED_FOR_REAL
+
+
+def pytest_runtest_teardown() -> None:
+    """Tests of other groups may come next."""
+    _STARTS.wanted = False
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,14 @@ _TITLES = {
     "google_compute_image": "images of boot disks",
     "google_filestore_instance": "Filestore instances",
     "google_lustre_instance": "Lustre instances",
+    "nebius_vpc_v1_network": "networks",
+    "nebius_vpc_v1_subnet": "subnets",
+    "nebius_vpc_v1_security_group": "security groups",
+    "nebius_vpc_v1_security_rule": "rules of security groups",
+    "nebius_compute_v1_gpu_cluster": "GPU clusters",
+    "nebius_compute_v1_filesystem": "shared file systems",
+    "nebius_compute_v1_disk": "boot disks",
+    "nebius_compute_v1_instance": "virtual machines",
 }
 """What a kind of resource is called; others by their own name in words."""
 
@@ -198,6 +206,9 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
+    if plan.state_endpoint:
+        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output DIR"
+        return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices
