@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.distributed.memory_case import Case, measure, setup_of
+from tests.distributed.memory_case import Case, measure, measure_whole, setup_of
 
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.memory.autograd import MemoryKind
@@ -198,7 +198,34 @@ def drawn(seed: int) -> Case:
     )
 
 
+ALONE = {"shard": 1, "keeps_unsharded": True}
+WHOLE_CASES = {
+    "whole": Case(llama(), **ALONE),
+    "whole-tied": Case(llama(**TIED), **ALONE),
+    "whole-micro-batches": Case(llama(**TIED), accumulation=3, **ALONE),
+    "whole-fp32": Case(llama(), precision="fp32", accumulation=2, **ALONE),
+    "whole-with-checkpoints": Case(llama(), checkpointing="full", **ALONE),
+    "whole-gpt2": Case(gpt2(), **ALONE),
+    "whole-adapters": Case(llama(), lora=ON_ALL, **ALONE),
+    "whole-nf4": Case(llama(), lora=ON_ALL, quantization="nf4", **ALONE),
+    "whole-state": Case(llama(vocab_size=8000), sequence_length=16, **ALONE),
+}
 CASES |= {f"drawn-{seed}": drawn(seed) for seed in range(10)}
+
+
+WHOLE_CASES |= {
+    name: CASES.pop(name) for name, case in list(CASES.items()) if setup_of(case).holds_whole
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_CASES)
+def test_estimate_without_fsdp2_is_what_storages_come_to(name):
+    case = WHOLE_CASES[name]
+    measured, estimated = measure_whole(case), StepMemory(setup_of(case))
+    assert estimated.ledger.peak == pytest.approx(measured.peak, rel=TOLERANCE)
+    assert estimated.moments["optimizer step"] == pytest.approx(
+        measured.at_optimizer_step, rel=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from drillyard.config.kernel_rules import resolve_compile
@@ -20,6 +21,7 @@ from drillyard.config.run import RunConfig
 from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError
 from drillyard.models.loss import loss_inputs
+from drillyard.parallel.parallelize import end_backward
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import StepRecord
 from drillyard.training.model_setup import GIB, ShardedModel
@@ -129,6 +131,7 @@ class Trainer:
             loss = self.root(**vars(inputs), scale=1 / max(1, window.valid_tokens))
             loss.backward()
             loss_sum += loss.detach()
+        end_backward(self.root)
         loss_and_norm = self.optimizer.step(loss_sum, self.learning_rate(step))
         self.optimizer.zero_grad()
         return loss_and_norm
@@ -136,10 +139,9 @@ class Trainer:
     def synchronise_gradients(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only, where whole gradients fit in memory;
         else after each."""
-        if self.shape.accumulation == 1:
+        root: nn.Module = self.root
+        if self.shape.accumulation == 1 or not isinstance(root, FSDPModule):
             return
-        root = self.root
-        assert isinstance(root, FSDPModule)
         root.set_is_last_backward(last)
         if self.accumulate_locally:
             root.set_requires_gradient_sync(last)

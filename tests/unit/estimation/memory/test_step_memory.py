@@ -156,7 +156,7 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         {"gradient_accumulation": 2, "keeps_unsharded": True, "shard": 1},
         "loss",
         19638812,
-        166242128,
+        169870416,
     ),
     (
         "llama",
