@@ -471,4 +471,5 @@ def setup_of(case: Case) -> Setup:
         adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
         quantized=case.quantization is not None,
         keeps_unsharded=case.keeps_unsharded,
+        device_type="cpu",
     )

@@ -17,6 +17,7 @@ from tests.distributed.memory_case import Case, measure, measure_whole, setup_of
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
+from drillyard.models import loss
 
 TOLERANCE = 0.005
 MOVING = (
@@ -257,6 +258,24 @@ def test_estimate_is_what_the_tracker_measures(name):
     assert estimated.moments["optimizer step"] == pytest.approx(
         measured.at_optimizer_step, rel=TOLERANCE
     )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(llama(**WIDE_VOCABULARY)),
+        Case(llama(architecture="gemma2", head_dim=32, **TIED), attention="eager"),
+        Case(llama(**WIDE_VOCABULARY), precision="fp32", shard=1, keeps_unsharded=True),
+    ],
+)
+def test_a_gradient_in_place_of_the_logits_is_estimated_so(case, monkeypatch):
+    """As on a GPU, whose kernel needs no memory of its own; here nothing stands for it."""
+    monkeypatch.setattr(loss, "loss_and_gradient", lambda logits, *_: (logits[0, 0] * 1.0, logits))
+    counted = measure_whole(case) if setup_of(case).holds_whole else measure(case)
+    estimated = StepMemory(replace(setup_of(case), device_type="cuda"))
+    assert estimated.ledger.peak == pytest.approx(counted.peak, rel=TOLERANCE)
+    on_cpu = StepMemory(setup_of(case))
+    assert estimated.moments["loss"] < on_cpu.moments["loss"]
 
 
 PEAKS_OF_TORCH_2_11 = {

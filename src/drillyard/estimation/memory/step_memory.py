@@ -212,6 +212,7 @@ class StepMemory:
                 trains_head=self.setup.adapters is None,
                 head_gradient_itemsize=self.head_gradient,
                 steps=LOGITS_STEPS.get(spec.model_type, ""),
+                in_place=self.setup.device_type == "cuda" and self.setup.precision != "fp64",
             )
             waiting.hidden = normed.node
             del normed, rows

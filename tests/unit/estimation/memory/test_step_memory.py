@@ -57,6 +57,7 @@ STEP: dict[str, Any] = {
     "compiled": False,
     "loss_chunk_tokens": 32,
     "torch_release": (2, 15),
+    "device_type": "cpu",
 }
 
 
