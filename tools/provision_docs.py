@@ -1,5 +1,6 @@
-"""Write the tables of machines and ways of buying into docs/provision.md (GKE) and
-docs/virtual_machines.md, by planning a cluster of each: `python tools/provision_docs.py`.
+"""Write the tables of machines and ways of buying into docs/provision.md (GKE),
+docs/virtual_machines.md and docs/vertex.md, by planning a cluster of each: `python
+tools/provision_docs.py`.
 
 `--check` writes nothing and exits with 1 where a page has another table.
 """
@@ -20,9 +21,18 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.provisioner import plan_cluster
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"gke": DOCS / "provision.md", "gce": DOCS / "virtual_machines.md"}
-FURTHER: dict[str, dict[str, Any]] = {"gke": {}, "gce": {"gce": {"os_login": True, "user": "me"}}}
+PAGES = {
+    "gke": DOCS / "provision.md",
+    "gce": DOCS / "virtual_machines.md",
+    "vertex": DOCS / "vertex.md",
+}
+FURTHER: dict[str, dict[str, Any]] = {
+    "gke": {},
+    "gce": {"gce": {"os_login": True, "user": "me"}},
+    "vertex": {"storage": {"bucket": "my-bucket"}},
+}
 """Settings without which a platform has no cluster."""
+_ASKS = {"vertex": "; `plan` takes one, and `up` needs none, as it buys nothing"}
 BEGIN, END = "<!-- made by python tools/provision_docs.py -->", "<!-- end of what it made -->"
 ZONE = "us-central1-b"
 MODES = get_args(Consumption)
@@ -60,9 +70,10 @@ def table(platform: str) -> str:
             cells.append(f"{node.value:,.2f}{'?' if node.unverified else ''}")
         rows.append(f"| `{machine.name}` | {' | '.join(cells)} |")
     lines = [f"| machine | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|", *rows, ""]
+    asks = _ASKS.get(platform, ", so `up` asks for one")
     about = (
         f"Dollars per node-hour in {ZONE.rpartition('-')[0]}, the oldest of {min(dates)}; `?`: no"
-        " primary source confirms it; `--price`: none is known, so `up` asks for one. What is not"
+        f" primary source confirms it; `--price`: none is known{asks}. What is not"
         " sold, or cannot be made, gets one of these errors:"
     )
     lines += [*textwrap.wrap(about, 120), ""]

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-_LONGEST_SECONDS = 20.0
+_LONGEST_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; -9: it was killed after 20 s. `bytes`: beyond those of an idle child."""
+    """How a command ended; -9: it was killed after a minute. `bytes`: beyond those of an idle child."""
 
     code: int
     output: str

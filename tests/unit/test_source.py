@@ -156,6 +156,11 @@ def test_a_cycle_is_found() -> None:
     assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
+def places_of(platform: str) -> tuple[str, str]:
+    """The packages that may name a platform: its launcher, and what makes its clusters."""
+    return f"{PLATFORMS[platform]}/", f"provision/{platform}/"
+
+
 def platforms_named(place: str, tree: ast.Module) -> list[str]:
     """Where a platform is named outside of its launcher: as a value, in a collection, as a section
     of the config, or compared."""
@@ -170,14 +175,14 @@ def platforms_named(place: str, tree: ast.Module) -> list[str]:
         ]
         # A list of one is a command or an example.
         if len(listed) > 1 or (listed and len(elements) == 1 and not isinstance(node, ast.List)):
-            name = next((one for one in listed if not place.startswith(PLATFORMS[one] + "/")), None)
+            name = next((one for one in listed if not place.startswith(places_of(one))), None)
         elif isinstance(node, ast.Constant) and node.value in ("slurm", "vertex"):
             name = str(node.value)
         elif isinstance(node, ast.Attribute) and node.attr in ("slurm", "vertex"):
             name = node.attr
         elif isinstance(node, ast.Compare | ast.MatchValue) and "platform" in ast.unparse(node):
             name = next((one for one in PLATFORMS if repr(one) in ast.unparse(node)), None)
-        if name is not None and not place.startswith(PLATFORMS[name] + "/"):
+        if name is not None and not place.startswith(places_of(name)):
             found.append(f"{place}:{node.lineno}: {name}")
     return found
 

@@ -21,7 +21,8 @@ CLUSTER_LABEL = "drillyard-cluster"
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of GPU nodes: all of one machine, bought in one way, in one zone."""
+    """A pool of GPU nodes: all of one machine, bought in one way, in one zone. Where a service
+    chooses the zone for each run, `zone` is the region."""
 
     name: str
     machine: Machine
@@ -32,11 +33,13 @@ class Pool:
     key: str = ""
     """The key of the config that describes it: empty for the first, else `cluster.pools.0`, as
     after `--set`."""
+    per_run: bool = False
+    """Whether a service makes its nodes for each run, and none stand."""
 
     @property
     def region(self) -> str:
         """The region of the pool's zone: us-central1 of us-central1-b."""
-        return self.zone.rpartition("-")[0]
+        return self.zone if self.zone.count("-") < 2 else self.zone.rpartition("-")[0]
 
     @property
     def is_queued(self) -> bool:
@@ -46,7 +49,7 @@ class Pool:
     @property
     def scales_from_zero(self) -> bool:
         """Whether the pool has no nodes until a run asks for them."""
-        return self.consumption in ("flex-start", "flex-start-queued")
+        return self.per_run or self.consumption in ("flex-start", "flex-start-queued")
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,14 @@ class ClusterPlan:
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     login: HostLogin | None = None
-    """None: it is a cluster of Kubernetes."""
+    """How its hosts are reached; None: it has none."""
+    job_service: str | None = None
+    """The address of the service that makes the machines for each run; None: runs are on nodes."""
+
+    @property
+    def has_kubernetes(self) -> bool:
+        """Whether runs are pods of a cluster of Kubernetes."""
+        return self.login is None and self.job_service is None
 
     @property
     def made_by_terraform(self) -> tuple[PlannedResource, ...]:

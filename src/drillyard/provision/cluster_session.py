@@ -136,16 +136,29 @@ class Stages:
     remove_login: Callable[[ClusterPlan], None]
     running_on_hosts: Callable[[ClusterPlan, Sequence[MadeHost]], Sequence[str]]
     """Raises UnreachableError where that is not known."""
+    running_jobs: Callable[[ClusterPlan], Sequence[str]]
+    """Jobs of a service, such as Vertex AI. Raises UnreachableError where that is not known."""
     running_workloads: Callable[[str], Sequence[Any]]
     delete_workloads: Callable[[str], Sequence[str] | None]
     """The disks that stay."""
 
 
+_IN_KUBERNETES = "drillyard.provision.kubernetes_stage"
+_ON_HOSTS = "drillyard.provision.hosts_stage"
+_OF_JOBS = "drillyard.provision.jobs_stage"
+
+
+def _room_of(plan: ClusterPlan) -> str:
+    """The module of what runs are on."""
+    if plan.job_service is not None:
+        return _OF_JOBS
+    return _IN_KUBERNETES if plan.login is None else _ON_HOSTS
+
+
 def real_stages(planned: PlannedCluster) -> Stages:
     """The services of Google and of the cluster's Kubernetes, for a plan and its facts. Each module
     is imported when its first function is called."""
-    google, inside = "drillyard.provision.google", "drillyard.provision.kubernetes_stage"
-    hosts, on_hosts = "drillyard.provision.made_hosts", "drillyard.provision.hosts_stage"
+    google, hosts = "drillyard.provision.google", "drillyard.provision.made_hosts"
 
     def lazy(module: str, name: str) -> Callable[..., Any]:
         return lambda *arguments: resolve_name(f"{module}:{name}")(*arguments)
@@ -155,7 +168,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
     def write_secret(context: str, name: str) -> str:
         values = [each.values for each in planned.plan.releases if "namespaces" in each.values]
         namespaces = [each["name"] for each in values[0]["namespaces"]]
-        return str(lazy(inside, "write_secret")(context, namespaces, name))
+        return str(lazy(_IN_KUBERNETES, "write_secret")(context, namespaces, name))
 
     return Stages(
         check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
@@ -166,14 +179,13 @@ def real_stages(planned: PlannedCluster) -> Stages:
         ),
         write_secret=write_secret,
         image_digest=lazy("drillyard.provision.image_registry", "image_digest"),
-        require_programs=lazy(
-            inside if planned.plan.login is None else on_hosts, "require_programs"
-        ),
+        require_programs=lazy(_room_of(planned.plan), "require_programs"),
         write_login=lazy(hosts, "write_login"),
         remove_login=lazy(hosts, "remove_login"),
-        running_on_hosts=lazy(on_hosts, "running_on_hosts"),
+        running_on_hosts=lazy(_ON_HOSTS, "running_on_hosts"),
+        running_jobs=lazy(_OF_JOBS, "running_jobs"),
         **{
-            name: lazy(inside, name)
+            name: lazy(_IN_KUBERNETES, name)
             for name in (
                 "write_context",
                 "remove_context",

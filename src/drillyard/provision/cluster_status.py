@@ -74,11 +74,12 @@ def cluster_status(
             unread.append(f"{what}: {error}")
             return None
 
-    if plan.login is None:
+    if plan.has_kubernetes:
         objects = read("Kubernetes", lambda: cluster_objects_status(plan, context))
     else:
-        status = resolve_name("drillyard.provision.hosts_stage:hosts_status")
-        objects = read("hosts", lambda: cast(ClusterObjects, status(plan)))
+        what = "hosts" if plan.login is not None else "jobs"
+        status = resolve_name(f"drillyard.provision.{what}_stage:{what}_status")
+        objects = read(what, lambda: cast(ClusterObjects, status(plan)))
     drift = None if drift_of is None else read(_DRIFT, lambda: drift_of(plan))
     cost = None
     if objects is not None and objects.created:

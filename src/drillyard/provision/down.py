@@ -54,6 +54,9 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     _require_unprotected(plan)
     program = terraform_program(plan)
     bucket = StateBucket(plan)
+    if plan.job_service is not None:
+        # Also before data is deleted of which there is no state.
+        _require_no_jobs(request, stages, options)
     if bucket.find() is None:
         request.report(f"gs://{plan.state_bucket}: there is no such bucket, so no state")
         kept = _remove_buckets(request, bucket, options, _data_buckets(plan, bucket, []))
@@ -66,7 +69,10 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
             if (why := remove_state_bucket(plan)) is not None:
                 request.report(f"gs://{plan.state_bucket} stays: {why}")
     remove_working_directory(status_directory(plan.project, plan.name))
-    (stages.remove_context if plan.login is None else stages.remove_login)(plan)
+    if plan.has_kubernetes:
+        stages.remove_context(plan)
+    elif plan.login is not None:
+        stages.remove_login(plan)
     return _check_leaks(request, stages, kept)
 
 
@@ -78,7 +84,7 @@ def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataB
     context = None
     if request.plan.login is not None:
         _require_idle_hosts(opened, stages, options, state)
-    else:
+    elif request.plan.has_kubernetes:
         context = _idle_context(opened, stages, options, state)
     buckets = _data_buckets(request.plan, opened.bucket, state)
     kept = [each.name for each in buckets if each.has_data and not options.delete_data]
@@ -217,6 +223,24 @@ def _require_idle_hosts(
     if runs:
         raise UserError(
             f"{plural(len(runs), 'run')} on the hosts: {', '.join(runs[:5])}\nWait for them, or"
+            " cancel them: drillyard runs cancel RUN. Nothing was changed."
+        )
+
+
+def _require_no_jobs(request: Request, stages: Stages, options: DownOptions) -> None:
+    """Raise UserError where jobs of the service go on, or where that is unknown."""
+    if options.ignore_runs:
+        return
+    try:
+        jobs = list(stages.running_jobs(request.plan))
+    except UserError as error:
+        raise UserError(
+            f"whether runs go on is not known: {error}\nWhere none does: {request.command}"
+            " --ignore-runs"
+        ) from None
+    if jobs:
+        raise UserError(
+            f"{plural(len(jobs), 'run')} on the service: {', '.join(jobs[:5])}\nWait for them, or"
             " cancel them: drillyard runs cancel RUN. Nothing was changed."
         )
 

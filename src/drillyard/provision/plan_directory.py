@@ -109,6 +109,13 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
         yield _shell("gcloud", "compute", "instances", "list", own, project)
         yield ""
         return
+    if plan.job_service is not None:
+        yield "# The jobs. `drillyard cluster up` of the same config completes it for launch."
+        region = f"--region={plan.region}"
+        own = f"--filter=labels.{CLUSTER_LABEL}={plan.name}"
+        yield _shell("gcloud", "ai", "custom-jobs", "list", region, own, project)
+        yield ""
+        return
     yield "# Access to the cluster."
     location = f"--location={_cluster_location(plan)}"
     yield _shell("gcloud", "container", "clusters", "get-credentials", plan.name, location, project)
@@ -119,7 +126,7 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _programs(plan: ClusterPlan) -> str:
-    if plan.login is not None:
+    if not plan.has_kubernetes:
         return "terraform"
     return "terraform, helm and\n# gke-gcloud-auth-plugin"
 

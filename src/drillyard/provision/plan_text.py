@@ -19,6 +19,8 @@ _TITLES = {
     "google_project_service": "APIs of the project",
     "google_compute_network": "networks",
     "google_compute_subnetwork": "subnets",
+    "google_compute_global_address": "ranges of peerings",
+    "google_service_networking_connection": "peerings with Google's services",
     "google_compute_router": "routers",
     "google_compute_router_nat": "NAT gateways",
     "google_compute_firewall": "firewall rules",
@@ -193,7 +195,9 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
-    missing = [line.price_option for line in plan.prices if line.usd_per_hour is None]
+    # Where a service makes the machines, nothing is bought before a run.
+    needed = () if plan.job_service is not None else plan.prices
+    missing = [line.price_option for line in needed if line.usd_per_hour is None]
     yield f"next: {command}{''.join(f' {option}' for option in missing if option)}"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import FurtherPool, default_pool_name
 from drillyard.config.problems import Path, Problem, raise_all
 from drillyard.errors import UserError
-from drillyard.hardware.capacity import consumption_problem
+from drillyard.hardware.capacity import consumption_problem, region_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import Pool
 
@@ -24,11 +25,18 @@ def pools_of(cluster: ClusterConfig, facts: Catalog) -> tuple[Pool, ...]:
     return found
 
 
-def read_pools(cluster: ClusterConfig, facts: Catalog) -> tuple[tuple[Pool, ...], list[Problem]]:
-    """The pools whose machines are known, and what is wrong with any."""
+def read_pools(
+    cluster: ClusterConfig, facts: Catalog, *, per_run: bool = False
+) -> tuple[tuple[Pool, ...], list[Problem]]:
+    """The pools whose machines are known, and what is wrong with any. `per_run`: a service makes
+    their nodes for each run, in a zone that it may choose."""
     zone = cluster.location.zone if cluster.location else None
+    if zone is None and per_run:
+        zone = region_of(cluster)
     problems: list[Problem] = []
-    found = tuple(_pools(cluster, zone or "", facts, problems))
+    found = tuple(
+        replace(pool, per_run=per_run) for pool in _pools(cluster, zone or "", facts, problems)
+    )
     if zone is None:
         message = "missing: a GPU pool is made in one zone: write one, such as us-central1-b"
         problems.append(Problem(("location", "zone"), message))

@@ -45,26 +45,28 @@ def cluster_prices(
     pools: Sequence[Pool],
     creation: CreationConfig,
     facts: Catalog,
-    given: Mapping[str, float] | None = None,
     *,
     controllers: bool = True,
+    way_out: bool = True,
 ) -> tuple[PriceLine, ...]:
     """The parts of a cluster and their prices in US dollars per hour, in the order of creation.
 
-    `given` are the user's prices of a node-hour by the pool's name (`prices_given`); `controllers`:
-    whether it has a control plane, and nodes for controllers. Raises UserError for a machine of the
-    controllers that the catalog does not know.
+    `controllers`: whether it has a control plane, and nodes for controllers; `way_out`: whether its
+    nodes have a way to the internet of their own, by a gateway or addresses. Raises UserError for a
+    machine of the controllers that the catalog does not know.
     """
-    region, own = pools[0].region, given or {}
+    region = pools[0].region
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if controllers else 0
     lines: list[PriceLine] = []
     if controllers:
         lines.append(_part("control plane", 1, facts, "gke-control-plane", region))
-        lines += _cpu_pool(creation, cpu_nodes, facts, region, own.get(CPU_POOL))
+        lines += _cpu_pool(creation, cpu_nodes, facts, region)
     for pool in pools:
-        lines += _gpu_pool(pool, creation, facts, own.get(pool.name))
+        lines += _gpu_pool(pool, creation, facts)
     running = cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
     every = cpu_nodes + sum(pool.nodes for pool in pools)
+    if not way_out:
+        return tuple(lines)
     if creation.private_nodes:
         return (*lines, *_nat(running, every, facts, region))
     return (*lines, *_addresses("addresses of nodes", running, every, facts, region))
@@ -100,6 +102,21 @@ def prices_given(
     return found
 
 
+def with_own_prices(
+    lines: Sequence[PriceLine], given: Mapping[str, float]
+) -> tuple[PriceLine, ...]:
+    """The lines with the user's prices of a node-hour by the pool's name (`prices_given`)."""
+    options = {_price_option(name): usd for name, usd in given.items()}
+    return tuple(
+        replace(
+            line, usd_per_hour=Fact(options[line.price_option], (GIVEN,)) * line.count, missing=""
+        )
+        if line.price_option in options
+        else line
+        for line in lines
+    )
+
+
 def price_totals(lines: Sequence[PriceLine]) -> PriceTotals:
     """The sums of the lines whose price is known."""
     known = [(line, line.usd_per_hour) for line in lines if line.usd_per_hour is not None]
@@ -130,8 +147,10 @@ def prices_of_use(facts: Catalog, region: str) -> tuple[UsePrice, ...]:
 
 
 def require_prices(plan: ClusterPlan) -> None:
-    """Raise UserError, with what to give, where the price of a pool's nodes is not known."""
-    missing = [line for line in plan.prices if line.pool and line.usd_per_hour is None]
+    """Raise UserError, with what to give, where the price of a pool's nodes is not known. Where a
+    service makes the nodes of each run, nothing is bought yet."""
+    bought = () if plan.job_service is not None else plan.prices
+    missing = [line for line in bought if line.pool and line.usd_per_hour is None]
     if missing:
         raise UserError(
             "\n".join(f"pool {line.pool}: {line.missing}" for line in missing)
@@ -152,13 +171,11 @@ def missing_price(pool: Pool) -> str:
     )
 
 
-def _gpu_pool(
-    pool: Pool, creation: CreationConfig, facts: Catalog, own: float | None
-) -> Iterator[PriceLine]:
+def _gpu_pool(pool: Pool, creation: CreationConfig, facts: Catalog) -> Iterator[PriceLine]:
     running = not pool.scales_from_zero
     what = f"{pool.name}: {pool.nodes} x {pool.machine.name}, {pool.consumption}"
     listed = facts.price(pool.machine.name, pool.consumption, pool.region)
-    node = _own_or(own, None if listed is None else listed.node_hour(pool.machine))
+    node = None if listed is None else listed.node_hour(pool.machine)
     line = _line(what, pool.nodes, node, missing_price(pool), running)
     yield replace(line, pool=pool.name, price_option=_price_option(pool.name))
     disk = pool.machine.boot_disk or DEFAULT_DISK
@@ -166,7 +183,7 @@ def _gpu_pool(
 
 
 def _cpu_pool(
-    creation: CreationConfig, nodes: int, facts: Catalog, region: str, own: float | None
+    creation: CreationConfig, nodes: int, facts: Catalog, region: str
 ) -> Iterator[PriceLine]:
     try:
         machine = facts.cpu_machine(creation.cpu_pool.machine)
@@ -175,7 +192,7 @@ def _cpu_pool(
     what = f"{CPU_POOL}: {nodes} x {machine.name}, for the controllers"
     option = _price_option(CPU_POOL)
     missing = _missing_part(machine.name, region, "hour", f"{option}, or ")
-    line = _line(what, nodes, _own_or(own, facts.cpu_machine_price(machine, region)), missing)
+    line = _line(what, nodes, facts.cpu_machine_price(machine, region), missing)
     yield replace(line, price_option=option)
     disk = machine.boot_disk or DEFAULT_DISK
     yield _disks(CPU_POOL, nodes, creation, disk, facts, region, True)
@@ -250,10 +267,6 @@ def _missing_part(part: str, region: str, unit: str, otherwise: str = "") -> str
 
 def _price_option(pool: str) -> str:
     return f"--price {pool}=USD"
-
-
-def _own_or(own: float | None, listed: Fact[float] | None) -> Fact[float] | None:
-    return listed if own is None else Fact(own, (GIVEN,))
 
 
 def _sum(prices: Sequence[Fact[float]]) -> Fact[float]:

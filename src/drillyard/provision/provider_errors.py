@@ -90,7 +90,7 @@ KINDS = (
     _kind(
         "in-use",
         r"resourceInUseByAnotherResource|RESOURCE_IN_USE|is already being used by"
-        r"|resourceNotReady|is not empty",
+        r"|resourceNotReady|is not empty|Producer services .{0,80}still using this connection",
         "Something outside of Terraform's state uses it: drillyard cluster leaks lists what is"
         " attached, with the commands that delete it.",
         can_pass=True,
@@ -131,6 +131,7 @@ ROLES = {
     "container": "roles/container.admin",
     "iam": "roles/iam.serviceAccountAdmin",
     "resourcemanager": "roles/resourcemanager.projectIamAdmin",
+    "servicenetworking": "roles/servicenetworking.networksAdmin",
     "serviceusage": "roles/serviceusage.serviceUsageAdmin",
     "storage": "roles/storage.admin",
 }
@@ -144,6 +145,7 @@ _SERVICES = {
     "google_project_iam": "resourcemanager",
     "google_project_service": "serviceusage",
     "google_service_account": "iam",
+    "google_service_networking": "servicenetworking",
     "google_storage": "storage",
 }
 """The service of a resource, by the beginning of its kind."""

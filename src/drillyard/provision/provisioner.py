@@ -13,7 +13,6 @@ from pkgutil import resolve_name
 from typing import Protocol
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.creation import CreationConfig
 from drillyard.config.load import load_cluster_config
 from drillyard.config.platforms import platforms
 from drillyard.config.problems import Problem, raise_all
@@ -23,7 +22,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.launch.cluster_check import ClusterCheck, ClusterChecker
 from drillyard.programs import Programs
 from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.prices import cluster_prices, prices_given
+from drillyard.provision.prices import prices_given, with_own_prices
 
 
 class Provisioner(Protocol):
@@ -133,9 +132,6 @@ def plan_file(
     facts = load_catalog(hardware or cluster.hardware)
     plan = plan_cluster(cluster, facts)
     if prices:
-        controllers = plan.login is None
-        given = prices_given(prices, plan.pools, controllers=controllers)
-        creation = cluster.cluster or CreationConfig()
-        priced = cluster_prices(plan.pools, creation, facts, given, controllers=controllers)
-        plan = replace(plan, prices=priced)
+        given = prices_given(prices, plan.pools, controllers=plan.has_kubernetes)
+        plan = replace(plan, prices=with_own_prices(plan.prices, given))
     return PlannedCluster(cluster, facts, plan)

@@ -1,5 +1,5 @@
-"""`drillyard cluster up`: from a cluster config to a cluster that takes runs, of Kubernetes or of
-hosts that are reached by ssh.
+"""`drillyard cluster up`: from a cluster config to a cluster that takes runs, of Kubernetes, of
+hosts that are reached by ssh, or of a service that makes the machines for each run.
 
 Each step can be repeated, and the command continues wherever an earlier one ended: what exists is
 in Terraform's state, or found again (`adoption.py`), and charts are installed over themselves. The
@@ -54,8 +54,8 @@ CLUSTER = "google_container_cluster.cluster"
 
 @dataclass(frozen=True)
 class MadeCluster:
-    """A cluster that takes runs: its kubeconfig context, and SECRET/KEY by the variable that
-    `--secret` named; of one without Kubernetes its hosts."""
+    """A cluster that takes runs: its kubeconfig context, empty where it has no Kubernetes, and
+    SECRET/KEY by the variable that `--secret` named; the hosts that it consists of."""
 
     context: str
     secrets: Mapping[str, str]
@@ -74,9 +74,9 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     if not plan.terraform:
         return _complete_existing(request, stages, secrets)
-    if secrets and plan.login is not None:
+    if secrets and not plan.has_kubernetes:
         raise UserError(
-            f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; runs on hosts get it"
+            f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; other runs get it"
             " from the environment of `drillyard launch`: leave it out"
         )
     require_prices(plan)
@@ -97,6 +97,8 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             state = opened.bucket.resources()
             if plan.login is not None:
                 return _reach_hosts(request, stages, state)
+            if plan.job_service is not None:
+                return MadeCluster("", {})
             context = stages.write_context(plan, state[CLUSTER].attributes)
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
@@ -263,7 +265,10 @@ def _adopt_kept_buckets(opened: Session) -> None:
 
 
 def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
-    """Raise UserError where runs would lose their nodes."""
+    """Raise UserError where runs would lose their nodes, or jobs of a service what they use."""
+    if opened.request.plan.job_service is not None:
+        _guard_jobs(opened, stages, changes.addresses(*_DESTROYING))
+        return
     endangered = [each for each in changes.wanted if _takes_nodes(each)]
     state = opened.bucket.resources()
     # One that an interrupted command left half-made never took runs.
@@ -286,6 +291,25 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
             f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
             f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
             " runs cancel RUN. Nothing was changed."
+        )
+
+
+def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> None:
+    """Raise UserError where jobs go on, or may, while something of theirs is destroyed."""
+    if not destroyed:
+        return
+    names = ", ".join(destroyed[:5])
+    try:
+        jobs = list(stages.running_jobs(opened.request.plan))
+    except UserError as error:
+        raise UserError(
+            f"{names}: would be replaced or removed, and whether runs go on is not known:"
+            f" {error}\nNothing was changed."
+        ) from None
+    if jobs:
+        raise UserError(
+            f"{names}: would be replaced or removed, while runs go on: {', '.join(jobs[:5])}\nWait"
+            " for them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
         )
 
 

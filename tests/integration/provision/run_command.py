@@ -72,6 +72,10 @@ class TestStages:
         self._log("ask", *(each.name for each in hosts))
         return self.running_workloads("")
 
+    def running_jobs(self, plan: ClusterPlan) -> list[str]:
+        self._log("jobs", plan.name)
+        return self.running_workloads("")
+
     def compare_existing(self, plan: ClusterPlan, context: str | None) -> Any:
         raise AssertionError(f"{plan.platform}: clusters of these tests are created")
 

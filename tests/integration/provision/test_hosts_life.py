@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ def test_hosts_are_made_kept_and_removed(project: Project) -> None:
     # stays.
     stockout = "Error 503: The zone does not have enough resources available, GCE_STOCKOUT"
     project.cloud.faults[f"create {VM} c-1"] = Fault(stockout, times=None)
-    project.cloud.seconds = 0.2
+    killed = threading.Event()
+    project.cloud.on_begin = lambda verb, kind, name: kind == VM and killed.wait(60)
     command = project.start("up", "--yes")
     until(lambda: f"create {VM} c-0" in project.cloud.log, "no host is made")
     kill_and_wait(project, command)
+    killed.set()
     until(lambda: project.cloud.kinds()[VM] == 1, "the host is not made")
-    project.cloud.seconds = 0.0
     failed = project.run("up", "--yes")
     assert failed.returncode == 2 and "GCE_STOCKOUT" in failed.stderr
     assert f"found {VM}.c_0" in failed.stderr and f"{VM}.c_0" in project.state

@@ -162,12 +162,13 @@ def test_the_bad_node_of_eight_is_named_with_its_pairs():
 def test_without_a_threshold_pairs_are_judged_by_each_other():
     cpu = expected_on()
     pairs = searched_pairs(
-        8, lambda one, other: 0.4 if 2 in (one, other) else 1.0, at_least=None, processes=2
+        8, lambda one, other: 0.04 if 2 in (one, other) else 1.0, at_least=None, processes=2
     )
     found = by_check(evidence_of(8, pairs, processes=2), cpu)
     assert {each.status for each in found["collectives-pairs"]} == {Status.recorded}
     (bad,) = found["slow-pairs"]
     assert (bad.status, bad.culprits) == (Status.fail, (2,))
+    assert len(bad.evidence) == 3 and all(line.endswith("0.04 GB/s") for line in bad.evidence)
 
 
 def test_two_slow_nodes_alone_are_not_distinguished():

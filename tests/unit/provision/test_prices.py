@@ -19,6 +19,7 @@ from drillyard.provision.prices import (
     price_totals,
     prices_given,
     require_prices,
+    with_own_prices,
 )
 
 A_MONTH = 730
@@ -35,7 +36,8 @@ def pool(
 
 
 def lines_of(*pools: Pool, given: dict[str, float] | None = None, **creation: object):
-    return cluster_prices(pools, CreationConfig.model_validate(creation), catalog(), given)
+    lines = cluster_prices(pools, CreationConfig.model_validate(creation), catalog())
+    return with_own_prices(lines, given or {})
 
 
 def price(lines: tuple[PriceLine, ...], beginning: str) -> float:
@@ -158,7 +160,9 @@ def test_the_row_that_a_part_asks_for_gives_its_price(tmp_path: Path) -> None:
     file.write_text(
         "part_prices:\n" + "".join(f"  - {row[1:-1]}\n" for row in rows).replace("USD", "1")
     )
-    own = cluster_prices([far], CreationConfig(), load_catalog(file), {"gpus": 1.0})
+    own = with_own_prices(
+        cluster_prices([far], CreationConfig(), load_catalog(file)), {"gpus": 1.0}
+    )
     assert price_totals(own).unknown == ()
     assert price(own, "cpu: 3 x") == 3.0
     # Other parts than nodes never stop `up`.

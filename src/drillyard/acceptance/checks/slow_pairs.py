@@ -75,7 +75,7 @@ def _result(collective: str, conclusion: Conclusion, evidence: AcceptanceEvidenc
     }[conclusion.kind]
     pairs = [
         f"round {each.round + 1}: {' with '.join(evidence.name_of(rank) for rank in each.pair)}:"
-        f" {'not measured' if each.value is None else f'{each.value:.1f} {UNIT}'}"
+        f" {'not measured' if each.value is None else f'{each.value:.4g} {UNIT}'}"
         for each in conclusion.evidence[:_MOST_EVIDENCE]
     ]
     proven = conclusion.proven

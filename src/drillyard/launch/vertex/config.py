@@ -71,14 +71,12 @@ VERTEX = PlatformFacts(
         "location.region",
         "machine",
         "consumption",
-        "image",
         "storage.bucket",
     ),
-    optional=("location", "storage", "reservation", "python", "vertex"),
+    optional=("location", "storage", "reservation", "python", "image", "vertex", "cluster"),
     section=VertexConfig,
-    instead_of_provisioning=(
-        "Vertex AI makes the machines for each run: start runs with `drillyard launch`"
-    ),
+    provisioner="drillyard.provision.vertex.vertex_plan:vertex_plan",
+    provision_rules="drillyard.provision.vertex.vertex_plan:vertex_problems",
     consumption=("on-demand", "reservation", "spot", "flex-start"),
     cloud="gcp",
     in_pods=True,

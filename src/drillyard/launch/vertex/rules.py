@@ -48,19 +48,37 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         # Refused before, or by planning.
         return
     vertex = cluster.section_as(VertexConfig)
-    for key, message in (
-        *_bought(cluster, vertex, machine),
-        *_settings(cluster, vertex, machine),
-        *_labels(vertex),
-    ):
+    for key, message in setting_problems(cluster, vertex, machine):
         yield error("cluster", key, message)
-    if not _IMAGE.fullmatch(request.image or ""):
+    if request.image is None:
+        message = (
+            "missing: jobs need an image, by the address of its registry:"
+            f" {_image_address(cluster)}"
+        )
+        yield error(*request.image_setting, message)
+    elif not _IMAGE.fullmatch(request.image):
         message = (
             f"'{request.image}' is not an image's address as Vertex AI reads it: write"
             " REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, without https:// or docker://"
             f" ({_SPEC}#ContainerSpec)"
         )
         yield error(*request.image_setting, message)
+
+
+def setting_problems(
+    cluster: ClusterConfig, vertex: VertexConfig, machine: Machine
+) -> Iterator[tuple[str, str]]:
+    """Every rule that the cluster config breaks: the key, dotted, and the message."""
+    yield from _bought(cluster, vertex, machine)
+    yield from _settings(cluster, vertex, machine)
+    yield from _labels(vertex)
+
+
+def _image_address(cluster: ClusterConfig) -> str:
+    """The address that an image has in the repository of a cluster made by `drillyard cluster`."""
+    assert cluster.location is not None
+    place = cluster.location
+    return f"{place.region}-docker.pkg.dev/{place.project}/{cluster.name}/NAME:TAG"
 
 
 def _bought(

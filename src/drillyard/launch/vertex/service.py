@@ -68,6 +68,15 @@ _LIMITS: dict[str, Any] = {"retry": _RETRY, "timeout": 60.0}
 """Of each call that may be repeated."""
 
 
+class ServiceDisabledError(UserError):
+    """A project does not use Vertex AI: `consumer` is its id or number, empty where it is not
+    said. Where it is the cluster's own, there are no jobs."""
+
+    def __init__(self, message: str, consumer: str) -> None:
+        super().__init__(message)
+        self.consumer = consumer
+
+
 class Service:
     """The jobs of one cluster."""
 
@@ -145,6 +154,8 @@ class Service:
             yield
         except exceptions.GoogleAPICallError as error:
             words = words_of(doing, error, self._cluster)
+            if (consumer := _disabled_in(error)) is not None:
+                raise ServiceDisabledError(words, consumer) from None
             raise (UnreachableError if isinstance(error, _TRANSIENT) else UserError)(
                 words
             ) from None
@@ -205,7 +216,6 @@ def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterC
     status, message = int(error.code or 0), str(answer.get("message") or error.message)
     fields: list[str] = []
     quotas: list[str] = []
-    reason = ""
     for detail in answer.get("details", ()):
         fields += [
             f"{each.get('field')}: {each.get('description')}"
@@ -215,13 +225,24 @@ def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterC
             str(each.get("description") or each.get("subject"))
             for each in detail.get("violations", ())
         ]
-        reason = str(detail.get("reason") or reason)
     said = (
         f"Vertex AI ({project}, {region}) was asked to {doing} and said {status}: {message.strip()}"
     )
     details = [f"  {each}" for each in (*fields, *quotas) if each not in message]
-    disabled = reason == "SERVICE_DISABLED" or "has not been used in project" in message
+    disabled = _disabled_in(error) is not None
     return "\n".join([said, *details, _advice(status, disabled, cluster)])
+
+
+def _disabled_in(error: exceptions.GoogleAPICallError) -> str | None:
+    """The project that does not use the service, as the answer names it, or empty; None: the error
+    is another one."""
+    answer = _body(error)
+    for detail in answer.get("details", ()):
+        if detail.get("reason") == "SERVICE_DISABLED":
+            consumer = (detail.get("metadata") or {}).get("consumer", "")
+            return str(consumer).removeprefix("projects/")
+    said = str(answer.get("message") or error.message)
+    return "" if "has not been used in project" in said else None
 
 
 def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:

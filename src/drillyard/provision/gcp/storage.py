@@ -97,20 +97,24 @@ def add_bucket(document: TerraformDocument, settings: GoogleSettings) -> tuple[s
 
 
 def add_bucket_access(
-    document: TerraformDocument, settings: GoogleSettings, bucket: str, member: str
+    document: TerraformDocument,
+    settings: GoogleSettings,
+    bucket: str,
+    member: str,
+    users: str = "nodes",
 ) -> None:
-    """Let the nodes read and write the bucket. `bucket`: its name or an expression; `member`: an
-    expression of their account."""
+    """Let `users` (nodes or jobs) read and write the bucket. `bucket`: its name or an expression;
+    `member`: an expression of their account."""
     name = settings.cluster.storage.bucket
     document.add(
         "google_storage_bucket_iam_member",
-        "nodes",
+        users,
         {
             "bucket": because(bucket, "run directories and data", "cluster.yaml: storage.bucket"),
             "role": because(BUCKET_ROLE, "read, write and delete objects, and nothing else"),
-            "member": because(member, "the nodes"),
+            "member": because(member, f"the {users}"),
         },
-        name=f"{BUCKET_ROLE} nodes on {name}",
+        name=f"{BUCKET_ROLE} {users} on {name}",
     )
 
 

@@ -56,6 +56,7 @@ PERMISSIONS_AT_ONCE = 100
 (https://cloud.google.com/iam/docs/testing-permissions)."""
 
 _VERSIONS = {
+    "aiplatform": "v1",
     "artifactregistry": "v1",
     "cloudasset": "v1",
     "cloudbilling": "v1",
@@ -72,6 +73,8 @@ _VERSIONS = {
     "storage": "v1",
 }
 """Of each service; `serviceusage/v1beta1` is called by that name."""
+_REGIONAL = {"aiplatform": "https://{region}-aiplatform.googleapis.com/"}
+"""Services that answer in each region for what is there alone."""
 _PATHS = {"compute": "compute/v1/", "storage": "storage/v1/"}
 """`servicePath` of the descriptions; empty for the others."""
 _LIST = {
@@ -194,7 +197,7 @@ class GoogleApis:
             raise ApiError(
                 service, "unreachable", f"{service}: {method}: {service} does not answer"
             )
-        resource = self._service(service)
+        resource = self._service(service, str(parameters.get("parent", "")))
         *names, last = method.split(".")
         for name in names:
             resource = getattr(resource, name)()
@@ -265,9 +268,12 @@ class GoogleApis:
         robot = str(email).endswith(".gserviceaccount.com")
         return f"{'serviceAccount' if robot else 'user'}:{email}"
 
-    def _service(self, key: str) -> Any:
+    def _service(self, key: str, parent: str) -> Any:
         name, _, version = key.partition("/")
         address = self._endpoints.address(name)
+        if address is None and name in _REGIONAL:
+            region = parent.rpartition("/locations/")[2]
+            address = _REGIONAL[name].format(region=region)
         base = None if address is None else address + _PATHS.get(name, "")
         return _service(name, version or _VERSIONS[name], base)
 

@@ -7,7 +7,7 @@ It may be minutes old, and knows kinds that no list of ours covers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,14 +63,17 @@ def search_assets(apis: GoogleApis, cluster: str) -> tuple[list[Asset], list[Gap
     return list(found.values()), []
 
 
-def things_of_gaps(assets: Iterable[Asset], inventory: Inventory) -> Iterator[Thing]:
-    """Assets whose own list was refused or had a gap. Where the list was given, it decides: an
-    asset that it lacks has been deleted meanwhile."""
+def things_of_gaps(
+    assets: Iterable[Asset], inventory: Inventory, rows: Sequence[Listing] = LISTINGS
+) -> Iterator[Thing]:
+    """Assets whose own list of `rows` was refused or had a gap. Where the list was given, it
+    decides: an asset that it lacks has been deleted meanwhile. What may be only a record of what
+    was is left out: the gap says that it is not known."""
     gaps = {(each.service, each.method) for each in inventory.gaps}
     known = {each.path for each in inventory.things}
     for asset in assets:
-        row = _row_of(asset.service, _collections(asset.path)[0])
-        if row is None or (row.service, row.method) not in gaps or asset.path in known:
+        row = _row_of(asset.service, _collections(asset.path)[0], rows)
+        if row is None or row.ended or (row.service, row.method) not in gaps or asset.path in known:
             continue
         body: dict[str, Any] = {"name": asset.name, "labels": asset.labels}
         if asset.description:
@@ -78,13 +81,15 @@ def things_of_gaps(assets: Iterable[Asset], inventory: Inventory) -> Iterator[Th
         yield Thing(row.kind, asset.name, asset.location, asset.path, body, row)
 
 
-def unlisted(assets: Iterable[Asset], cluster: str) -> Iterator[Asset]:
+def unlisted(
+    assets: Iterable[Asset], cluster: str, rows: Sequence[Listing] = LISTINGS
+) -> Iterator[Asset]:
     """Assets with the cluster's label that no list covers, nor a list of what they are in: objects
     of Kubernetes, images of a repository."""
     for asset in assets:
         if asset.labels.get(CLUSTER_LABEL) == cluster:
-            rows = (_row_of(asset.service, each) for each in _collections(asset.path))
-            if not any(rows):
+            found = (_row_of(asset.service, each, rows) for each in _collections(asset.path))
+            if not any(found):
                 yield asset
 
 
@@ -119,8 +124,8 @@ def _collections(path: str) -> list[str]:
     return (path.partition(":")[2] or path).split("/")[-2::-1]
 
 
-def _row_of(service: str, collection: str) -> Listing | None:
-    for row in LISTINGS:
+def _row_of(service: str, collection: str, rows: Sequence[Listing]) -> Listing | None:
+    for row in rows:
         if row.service == service and collection in (row.items, row.method.split(".")[-2]):
             return row
     return None

@@ -18,7 +18,9 @@ _UNLIMITED = -1
 
 
 def check_zones(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
-    """Each pool's zone has the machine and its GPU."""
+    """Each pool's zone has the machine and its GPU. A service finds its zones itself."""
+    if plan.job_service is not None:
+        return
     for pool in plan.pools:
         name, zone = pool.machine.name, pool.zone
         where = {"project": plan.project, "zone": zone}
@@ -59,7 +61,7 @@ def check_network_profiles(plan: ClusterPlan, apis: GoogleApis) -> Iterator[Proj
 
 def check_versions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The channel has the version of the config, or its default one is new enough."""
-    if plan.login is not None:
+    if not plan.has_kubernetes:
         return
     bodies = plan.terraform.get("resource", {}).get("google_container_cluster", {})
     body: Mapping[str, Any] = next(iter(bodies.values()), {})
@@ -149,6 +151,14 @@ def _reservation(
         )
     if (status := found.get("status")) not in (None, "READY"):
         yield ProjectFinding("error", f"{key}: {name} is {status}", look)
+    policy = (found.get("reservationSharingPolicy") or {}).get("serviceShareType")
+    if plan.job_service is not None and policy != "ALLOW_ALL":
+        yield ProjectFinding(
+            "error",
+            f"{key}: {name} is not shared with Vertex AI, whose jobs could not use it",
+            f"gcloud compute reservations update {name} --zone={zone} --project={project}"
+            " --reservation-sharing-policy=ALLOW_ALL",
+        )
     if project != plan.project:
         shared = (found.get("shareSettings") or {}).get("projectMap") or {}
         if plan.project not in shared and apis.number() not in shared:
@@ -228,7 +238,8 @@ def _absent(apis: GoogleApis, project: str, zone: str, name: str, pool: Pool) ->
 
 def check_quotas(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """The project may have as much as the plan needs, beside what it uses already."""
-    places = {quota.region for quota in plan.quotas}
+    of_compute = plan.job_service is None
+    places = {quota.region for quota in plan.quotas if of_compute}
     reported: dict[tuple[str | None, str], tuple[float, float]] = {}
     for region in sorted(places, key=str):
         if region is None:
@@ -255,8 +266,9 @@ def check_quotas(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
 
 def _of_family(plan: ClusterPlan, apis: GoogleApis, quota: Quota) -> Iterator[ProjectFinding]:
     """By Service Usage, which reports limits and no usage."""
-    metric = f"compute.googleapis.com/{quota.metric.lower()}"
-    parent = f"projects/{plan.project}/services/compute.googleapis.com/consumerQuotaMetrics"
+    service = f"{'compute' if plan.job_service is None else 'aiplatform'}.googleapis.com"
+    metric = f"{service}/{quota.metric.lower()}"
+    parent = f"projects/{plan.project}/services/{service}/consumerQuotaMetrics"
     try:
         body = apis.call(
             "serviceusage/v1beta1",

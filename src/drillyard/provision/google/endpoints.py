@@ -25,6 +25,7 @@ _OF_TERRAFORM = {
     "GOOGLE_IAM_CUSTOM_ENDPOINT": ("iam", "v1/"),
     "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": ("cloudresourcemanager", "v1/"),
     "GOOGLE_RESOURCE_MANAGER_V3_CUSTOM_ENDPOINT": ("cloudresourcemanager", "v3/"),
+    "GOOGLE_SERVICE_NETWORKING_CUSTOM_ENDPOINT": ("servicenetworking", "v1/"),
     "GOOGLE_SERVICE_USAGE_CUSTOM_ENDPOINT": ("serviceusage", "v1/"),
     "GOOGLE_STORAGE_CUSTOM_ENDPOINT": ("storage", "storage/v1/"),
 }

@@ -193,6 +193,8 @@ def _bodies(page: Mapping[str, Any], row: Listing) -> Iterator[tuple[str, Mappin
 def _things(
     project: str, row: Listing, scope: str, body: Mapping[str, Any], parent: str
 ) -> Iterator[Thing]:
+    if body.get("state") in row.ended:
+        return
     name = str(body.get("email") or body.get("name") or "").rpartition("/")[2]
     if row.method == "projects.getIamPolicy":
         name = f"{body.get('role')} {body['member']}"

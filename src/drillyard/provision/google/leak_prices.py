@@ -81,7 +81,26 @@ def _usd_per_hour(kind: str, thing: Thing, facts: Catalog) -> float | None:
             return gib_month.value * gib / HOURS_PER_MONTH
         case "google_compute_instance":
             return _instance(thing, region, facts)
+        case "google_vertex_ai_custom_job" | "google_vertex_ai_persistent_resource":
+            return _of_service(thing, region, facts)
     return None
+
+
+def _of_service(thing: Thing, region: str, facts: Catalog) -> float | None:
+    """The machines that a service runs for a job, or keeps for jobs, by Compute Engine's prices."""
+    if thing.body.get("state") in ("JOB_STATE_QUEUED", "JOB_STATE_PENDING", "JOB_STATE_PAUSED"):
+        return 0.0
+    spec = thing.body.get("jobSpec") or {}
+    strategy = str((spec.get("scheduling") or {}).get("strategy", "STANDARD"))
+    usd = 0.0
+    for pool in (*spec.get("workerPoolSpecs", ()), *thing.body.get("resourcePools", ())):
+        machine = facts.find_machine(str((pool.get("machineSpec") or {}).get("machineType")))
+        bought = _CONSUMPTION.get(strategy, "")
+        price = None if machine is None else facts.price(machine.name, bought, region)
+        if machine is None or price is None:
+            return None
+        usd += price.node_hour(machine).value * int(pool.get("replicaCount") or 0)
+    return usd
 
 
 def _instance(thing: Thing, region: str, facts: Catalog) -> float | None:

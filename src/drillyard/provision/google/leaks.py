@@ -27,7 +27,7 @@ from drillyard.provision.google.inventory import (
 )
 from drillyard.provision.google.leak_prices import usd_per_day
 from drillyard.provision.google.leak_report import Leak, LeakReport, kind_title
-from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS
+from drillyard.provision.google.listings import JOB_LISTINGS, LISTINGS, RESIZE_REQUESTS
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.resource_marks import plain_kind, region_of
 
@@ -46,11 +46,12 @@ def find_leaks(
     Raises CredentialsError; a refused list is part of the report.
     """
     known = facts or catalog()
-    taken = take_inventory(apis, plan.region)
+    rows = LISTINGS if plan.job_service is None else (*JOB_LISTINGS, *LISTINGS)
+    taken = take_inventory(apis, plan.region, rows)
     assets, gaps = search_assets(apis, plan.name)
     taken = replace(
         taken,
-        things=(*taken.things, *things_of_gaps(assets, taken)),
+        things=(*taken.things, *things_of_gaps(assets, taken, rows)),
         gaps=(*taken.gaps, *gaps),
     )
     number = apis.number()
@@ -78,7 +79,7 @@ def find_leaks(
         project=apis.project,
         leaks=(
             *report.leaks(),
-            *(_unlisted(each) for each in unlisted(assets, plan.name)),
+            *(_unlisted(each) for each in unlisted(assets, plan.name, rows)),
         ),
         doubtful=tuple(
             report.leak(things[path], why, None) for path, why in sorted(found.doubtful.items())
@@ -195,10 +196,11 @@ def _has_objects(apis: GoogleApis, bucket: str) -> bool | None:
 
 def _order(thing: Thing) -> tuple[float, bool, str]:
     if thing.row is RESIZE_REQUESTS:
-        rows = [each.kind for each in LISTINGS]
-        return rows.index(_GROUP) - 0.5, False, thing.path
+        kinds = [each.kind for each in (*JOB_LISTINGS, *LISTINGS)]
+        return kinds.index(_GROUP) - 0.5, False, thing.path
     # Parts come before what they are in.
-    return float(LISTINGS.index(thing.row)), thing.part is None, thing.path
+    rows = (*JOB_LISTINGS, *LISTINGS)
+    return float(rows.index(thing.row)), thing.part is None, thing.path
 
 
 def _unlisted(asset: Asset) -> Leak:

@@ -40,6 +40,8 @@ class Listing:
     links: tuple[str, ...] = ()
     parent: Mapping[str, str] = field(default_factory=dict)
     part: Part | None = None
+    ended: tuple[str, ...] = ()
+    """States in which a thing is only a record of what was."""
     never_ours: bool = False
     """Reservations: bought for longer than a cluster, so no command deletes them."""
 
@@ -420,6 +422,33 @@ LISTINGS: tuple[Listing, ...] = (
         never_ours=True,
     ),
 )
+_IN_REGION = {"parent": "projects/{project}/locations/{region}"}
+JOB_LISTINGS: tuple[Listing, ...] = (
+    Listing(
+        "aiplatform",
+        "projects.locations.customJobs.list",
+        "customJobs",
+        "google_vertex_ai_custom_job",
+        "ai custom-jobs cancel {name} --region={location}",
+        ("jobSpec.network",),
+        _IN_REGION,
+        ended=(
+            *("JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED"),
+            *("JOB_STATE_EXPIRED", "JOB_STATE_PARTIALLY_SUCCEEDED"),
+        ),
+    ),
+    Listing(
+        "aiplatform",
+        "projects.locations.persistentResources.list",
+        "persistentResources",
+        "google_vertex_ai_persistent_resource",
+        "ai persistent-resources delete {name} --region={location}",
+        ("network",),
+        _IN_REGION,
+    ),
+)
+"""What runs of Vertex AI are. They come before all else: they use the bucket and the VPC, and cost
+most."""
 RESIZE_REQUESTS = Listing(
     "compute",
     "instanceGroupManagerResizeRequests.list",

@@ -89,7 +89,7 @@ class Ownership:
         clusters = [each for each in plan.resources if each.kind == "google_container_cluster"]
         self.cluster_location = (clusters[0].location if clusters else None) or plan.region
         # One of virtual machines has no such name, and what GKE has named is of other clusters.
-        self._is_gke = plan.login is None
+        self._is_gke = plan.has_kubernetes
         self.cluster_path = f"locations/{self.cluster_location}/clusters/{plan.name}"
         if not self._is_gke:
             self.cluster_path = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drillyard.provision.google.listings import LISTINGS
+from drillyard.provision.google.listings import JOB_LISTINGS, LISTINGS
 
 READ_WRITE = ("create", "delete", "get")
 _NETWORKS, _SECURITY = "roles/compute.networkAdmin", "roles/compute.securityAdmin"
@@ -46,6 +46,18 @@ _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "google_compute_resource_policy": (
         "roles/compute.instanceAdmin.v1",
         tuple(f"compute.resourcePolicies.{each}" for each in READ_WRITE),
+    ),
+    "google_compute_global_address": (
+        _NETWORKS,
+        (
+            *(f"compute.globalAddresses.{each}Internal" for each in ("create", "delete")),
+            "compute.globalAddresses.get",
+            "compute.networks.use",
+        ),
+    ),
+    "google_service_networking_connection": (
+        _NETWORKS,
+        ("servicenetworking.services.addPeering", "servicenetworking.services.get"),
     ),
     "google_container_cluster": (
         "roles/container.admin",
@@ -89,7 +101,7 @@ _ALWAYS = {
 READ_RIGHTS: tuple[str, ...] = tuple(
     sorted(
         {
-            *(row.permission for row in LISTINGS),
+            *(row.permission for row in (*JOB_LISTINGS, *LISTINGS)),
             "cloudasset.assets.searchAllResources",
             "compute.acceleratorTypes.get",
             "compute.instanceGroupManagers.get",

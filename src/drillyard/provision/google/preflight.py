@@ -71,6 +71,7 @@ def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     yield from known("machines of the zone", partial(check_zones, plan, apis))
     yield from known("network profiles", partial(check_network_profiles, plan, apis))
     yield from known("versions of GKE", partial(check_versions, plan, apis))
+    yield from known("network of the jobs", partial(_job_network, plan, apis))
     yield from known("reservations", partial(check_reservations, plan, apis))
     yield from known("quotas", partial(check_quotas, plan, apis))
     yield from _taken_names(plan, apis)
@@ -171,6 +172,22 @@ def _permissions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
         )
     if unknown:
         yield ProjectFinding("unknown", f"permissions for {', '.join(unknown)}")
+
+
+def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
+    """The VPC of the jobs that is made here is named by this project's number."""
+    if plan.job_service is None:
+        return
+    given = str((plan.launch_settings or {}).get(plan.platform, {}).get("network", ""))
+    number = apis.number() if given else None
+    if number is not None and given.split("/")[1] != number:
+        right = f"projects/{number}/global/networks/{given.rpartition('/')[2]}"
+        yield ProjectFinding(
+            "error",
+            f"vertex.network: {given} is of another project; the number of {plan.project} is"
+            f" {number}",
+            f"write {right}",
+        )
 
 
 def _taken_names(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:

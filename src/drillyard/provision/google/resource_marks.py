@@ -31,7 +31,10 @@ MADE_BY_KUBERNETES = re.compile(
 
 
 def plain_kind(kind: str) -> str:
-    """Terraform's name of a kind wherever it lies: google_compute_region_disk is a disk."""
+    """Terraform's name of a kind wherever it lies: google_compute_region_disk is a disk. The
+    peering with Google's services is listed as one of the VPC."""
+    if kind == "google_service_networking_connection":
+        return "google_compute_network_peering"
     return re.sub(r"^google_compute_(region|global)_", "google_compute_", kind)
 
 

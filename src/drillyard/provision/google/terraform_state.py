@@ -46,7 +46,7 @@ def state_keys(state: Mapping[str, Any]) -> Iterator[str]:
 def _name(attributes: Mapping[str, Any]) -> str:
     if "role" in attributes and "member" in attributes:
         return f"{attributes['role']} {attributes['member']}"
-    for key in ("email", "repository_id", "name", "id"):
+    for key in ("email", "repository_id", "peering", "name", "id"):
         if attributes.get(key):
             return str(attributes[key]).rpartition("/")[2]
     return ""

@@ -121,6 +121,11 @@ def test_a_broken_rule_names_setting_and_line(
     assert "cluster.yaml:" in message
 
 
+def test_a_missing_image_says_where_the_clusters_repository_is() -> None:
+    message = refusal(image=None)
+    assert ": image: missing" in message and "us-central1-docker.pkg.dev/" in message
+
+
 def test_all_broken_rules_are_reported_at_once() -> None:
     message = refusal(vertex="{network: default, max_wait_hours: 2}")
     assert len(message.splitlines()) == 2

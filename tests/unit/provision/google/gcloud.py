@@ -33,7 +33,7 @@ def _value(word: str) -> str:
     return "x1@x1.iam.gserviceaccount.com" if "@" in word else "x1"
 
 
-_FIXED = ("--condition=None",)
+_FIXED = ("--condition=None", "--reservation-sharing-policy=ALLOW_ALL")
 _VERBS = ("delete", "rm", "cancel", "update", "import", "list", "enable", "link", "undelete")
 _VERBS += ("remove-iam-policy-binding", "add-iam-policy-binding", "get-server-config")
 _COLLECTIONS = {

@@ -79,7 +79,7 @@ class GoogleCloud:
             made = {"selfLink": address, **made}
         elif service == "container":
             made = {"location": path.split("/")[1], **made}
-        elif service in ("file", "lustre", "parallelstore", "artifactregistry"):
+        elif service in ("file", "lustre", "parallelstore", "artifactregistry", "aiplatform"):
             made = {**made, "name": f"projects/{PROJECT}/{path}"}
         elif service == "iam":
             made = {**made, "name": f"projects/{PROJECT}/{path}", "email": name}
@@ -196,6 +196,9 @@ class GoogleCloud:
         ]
         out = self.left_out.get(f"{service}/{collection}", [])
         found = [each for each in found if not any(f"/{place}/" in each[0] for place in out)]
+        if wanted := re.fullmatch(r"labels\.([^=]+)=(\S+)", query.get("filter", "")):
+            labels = [(each[1].get("labels") or {}).get(wanted[1]) for each in found]
+            found = [each for each, label in zip(found, labels, strict=True) if label == wanted[2]]
         page = self._page(found, key, query, collection)
         page[key] = [body for _, body in page.get(key, [])]
         if out:
@@ -298,6 +301,7 @@ def _scope(path: str) -> str:
 
 
 _COLLECTIONS = ("clusters", "repositories", "instances", "serviceAccounts")
+_COLLECTIONS += ("customJobs", "persistentResources")
 _COLLECTIONS += ("managedZones", "policies", "responsePolicies")
 _NOT_HELD = (
     "selfLink",

@@ -290,6 +290,11 @@ def make_planned(cloud: GoogleCloud, plan: ClusterPlan) -> None:
                     if other.kind == "google_compute_router_nat"
                 ]
                 cloud.add("compute", f"{region}/routers/{each.name}", nats=nats, **body)
+            case "compute_global_address":
+                cloud.add("compute", f"global/addresses/{each.name}", **body)
+            case "service_networking_connection":
+                peered = cloud.things["compute", f"global/networks/{plan.name}"]
+                peered["peerings"] = [{"name": each.name}]
             case "compute_firewall":
                 cloud.add("compute", f"global/firewalls/{each.name}", **body)
             case "compute_resource_policy":

@@ -1,0 +1,1 @@
+"""What custom jobs of Vertex AI need beside themselves: bucket, account, network, images."""
