@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
 from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.modelspec import model_spec
@@ -425,4 +426,9 @@ def test_the_bytes_of_a_step(
     step = step_of(family, sizes, changes)
     assert (step.moment, step.ledger.peak) == (moment, peak)
     assert sum(step.moments.values()) == of_all_phases
-    assert not any(step.ledger.live[4:])
+    live = step.ledger.live
+    assert not any(live[MemoryKind.WHOLE_GRADIENTS :])
+    # A rank that is alone keeps its copies in compute precision.
+    trained = sum(unit.trained_shard for unit in step.units)
+    kept = trained * step.compute if step.setup.holds_whole else 0
+    assert live[MemoryKind.GATHERED] == kept
