@@ -24,7 +24,8 @@ _LONGEST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; -9: it was killed after a minute. `bytes`: beyond those of an idle child."""
+    """How a command ended; -9: it was killed after a minute. `bytes`: beyond those of an idle
+    child."""
 
     code: int
     output: str

@@ -184,16 +184,14 @@ class Looked:
     first_port: int
 
 
-def node_findings(
-    request: LaunchRequest, looked: Looked, *, image_has_python: bool = False
-) -> list[Finding]:
-    """What each check found on the nodes. `image_has_python`: agents run in the image."""
+def node_findings(request: LaunchRequest, looked: Looked) -> list[Finding]:
+    """What each check found on the nodes."""
     cluster, catalog = request.cluster, request.facts
     facts = {node: each.facts for node, each in looked.answers.items() if each.facts}
     machine = None if cluster.machine is None else machine_of(cluster, catalog)
     problems: list[Finding] = []
     for node, answer in looked.answers.items():
-        problems += _failures(node, answer, image_has_python)
+        problems += _failures(node, answer)
     for node, reported in facts.items():
         for each in problems_of_host(node, reported, request.image, machine):
             problems.append(Finding(each.check, _result(each.check, cluster), each.text, (node,)))
@@ -236,7 +234,7 @@ def _result(check: str, cluster: ClusterConfig) -> FindingResult:
 
 def login_findings(title: str, answer: NodeAnswer) -> Iterator[Finding]:
     """What is missing on the host from which runs are submitted."""
-    yield from (replace(each, check="login") for each in _failures(title, answer, False))
+    yield from (replace(each, check="login") for each in _failures(title, answer))
     if answer.facts:
         for each in problems_of_host(title, answer.facts, None, None):
             if each.check == "storage":
@@ -244,7 +242,7 @@ def login_findings(title: str, answer: NodeAnswer) -> Iterator[Finding]:
         yield from _project(title, answer.facts)
 
 
-def _failures(node: str, answer: NodeAnswer, image_has_python: bool) -> Iterator[Finding]:
+def _failures(node: str, answer: NodeAnswer) -> Iterator[Finding]:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     needed = "which the agent needs: install it"
     lacks = [each for each in answer.lacks if each != "python3"]
@@ -257,9 +255,7 @@ def _failures(node: str, answer: NodeAnswer, image_has_python: bool) -> Iterator
             if answer.python
             else f"has no python3 on its PATH, {needed} (any version from {oldest} on, no packages)"
         )
-        if image_has_python:
-            text = "has no python3 that can look at it; a run has that of its image"
-        yield Finding("programs", "unknown" if image_has_python else "missing", text, (node,))
+        yield Finding("programs", "missing", text, (node,))
     if answer.failed and not lacks:
         yield Finding("programs", "missing", answer.failed, (node,))
 

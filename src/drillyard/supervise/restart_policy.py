@@ -30,11 +30,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from drillyard.supervise.launch_contract import (
+    EXIT_CANCELLED,
     EXIT_CHECKPOINTED,
     EXIT_DONE,
     EXIT_FAILED,
@@ -252,6 +253,66 @@ def leader_killed(
     after = after if asked else _with_losses(after, [host], 1)
     reason = f"the agent of node 0 ({host}) was killed"
     return _unless_too_often(AGAIN, EXIT_NODE_LOST, reason, counts, after, limits)
+
+
+@dataclass(frozen=True)
+class LeaderEnd:
+    """End of the agent of node 0 in one start of a run, as the scheduler or the agent reports
+    it."""
+
+    host: str
+    code: int | None
+    """None: it was killed, or never began."""
+    unstarted: Sequence[str] = ()
+    """Hosts on which the scheduler could start no agent."""
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What follows a start: the run ends with `code`, or starts `again` on other hosts than
+    `without`."""
+
+    reason: str
+    code: int = EXIT_FAILED
+    again: bool = False
+    without: Sequence[str] = ()
+    unled: str = ""
+    """Where no leader ever began, and why. Only the scheduler's job counts such starts."""
+
+
+def follow_up(state: Mapping[str, Any], end: LeaderEnd, time_limit: bool) -> FollowUp:
+    """Decide for the scheduler, which can start the run again. `state`: the leader's, empty where
+    none began; `time_limit`: whether it was near."""
+    said = f": node 0 ({end.host}): {end.last_line}" if end.last_line else ""
+    if end.code is None:
+        return _without_leader(state, end, said)
+    if end.code == EXIT_CHECKPOINTED:
+        why = "time limit" if time_limit else "stopped from outside"
+        return FollowUp(f"{why}, all is saved", again=True)
+    if end.code == EXIT_NODE_LOST:
+        why = str(state.get("reason") or "a node was lost").partition("; to be started again")[0]
+        excluded = str(state.get("exclude") or "")
+        return FollowUp(why, again=True, without=excluded.split(",") if excluded else ())
+    reasons = {EXIT_DONE: "done", EXIT_CANCELLED: "cancelled", EXIT_USER_ERROR: f"refused{said}"}
+    limit = "time limit: " if time_limit else ""
+    return FollowUp(reasons.get(end.code, f"{limit}exit code {end.code}{said}"), end.code)
+
+
+def _without_leader(state: Mapping[str, Any], end: LeaderEnd, said: str) -> FollowUp:
+    unstarted = ",".join(end.unstarted)
+    why = f"the agent of node 0 ({end.host}) was killed"
+    if unstarted:
+        why = f"Slurm cannot start the agent of {unstarted}"
+    if not state:
+        without = end.unstarted or [end.host]
+        return FollowUp(why, again=True, without=without, unled=(unstarted or end.host) + said)
+    counts = counts_in(state)
+    if not unstarted:
+        # The next leader counts this loss.
+        asked = state.get("asked") is not None
+        counts = leader_killed(end.host, asked, True, counts, RestartLimits(0)).counts
+    return FollowUp(why, again=True, without=[*end.unstarted, *counts.excluded])
 
 
 def _after_stop(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:

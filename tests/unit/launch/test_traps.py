@@ -114,13 +114,10 @@ def test_rendezvous_is_static_so_no_node_has_to_recognise_its_own_name(platform)
 
 
 def test_the_leader_is_a_name_of_the_allocation_and_not_one_of_several_addresses():
-    script = sbatch(cluster())
-    assert (
-        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"' in script
-        and "first=${hosts%%,*}" in script
-    )
-    assert "--ip-address" not in script
-    assert "hostname -I" not in script
+    made = plan(cluster())
+    programs = [each.content for each in made.files if each.path.startswith("agent/")]
+    for text in (sbatch(cluster()), *programs):
+        assert "--ip-address" not in text and "hostname -I" not in text
 
 
 def test_nodes_wait_for_the_leader_whose_name_may_not_resolve_yet():
@@ -140,17 +137,15 @@ def test_ports_differ_between_runs_and_repeat_with_a_plan():
 # Slurm.
 
 
-def test_srun_is_reported_its_cpus_again_because_it_does_not_inherit_them():
-    assert re.search(r"^ *srun (.|\\\n)*--cpus-per-task=", sbatch(cluster()), re.MULTILINE)
-
-
 @pytest.mark.parametrize("image", [{}, IMAGE])
 def test_the_job_is_queued_again_from_the_host_since_containers_have_no_scontrol(image):
     made = plan(cluster(**image))
-    assert "scontrol requeue" in made.file("job.sbatch").content
-    agents = [file.content for file in made.files if file.path.startswith("agent/")]
-    assert agents
-    assert not [text for text in agents if "scontrol requeue" in text or '"requeue"' in text]
+    of_job, of_srun = made.file("job.sbatch").content.split("    srun ")
+    assert 'agent" slurm-job ' in of_job and "--container" not in of_job
+    assert ("--container" in of_srun) == bool(image)
+    # On nodes only the job's program asks for it.
+    asking = [each.path for each in made.files if '"requeue"' in each.content]
+    assert asking == ["agent/slurm_job.py"]
 
 
 def test_the_signal_before_the_limit_goes_to_the_batch_shell_and_not_to_the_ranks():
@@ -166,14 +161,7 @@ def test_what_is_to_be_saved_has_less_time_than_slurm_gives_until_it_kills():
 
 
 def test_a_requeued_job_keeps_the_log_of_its_first_start():
-    assert 'exec >>"$log" 2>&1\n' in sbatch(cluster())
-
-
-def test_a_users_mistake_is_not_tried_again():
-    script = sbatch(cluster())
-    cases = script[script.index("case $reported in") :]
-    assert re.search(r"^ +2\) ended 2 ", cases, re.MULTILINE)
-    assert "#SBATCH --requeue\n" in script
+    assert 'exec >>"$launch/slurm-$job.log" 2>&1\n' in sbatch(cluster())
 
 
 def test_gpus_are_asked_for_as_the_cluster_types_them():

@@ -16,12 +16,15 @@ from drillyard.supervise.restart_policy import (
     MAX_FAILED_STARTS,
     AttemptEnd,
     AttemptFailure,
+    FollowUp,
+    LeaderEnd,
     RestartCounts,
     RestartDecision,
     RestartLimits,
     after_failure,
     counts_in,
     decide,
+    follow_up,
 )
 
 LIMITS = RestartLimits(max_failures=3, join_seconds=60)
@@ -394,3 +397,43 @@ def test_every_run_of_failures_ends(
     made = decisions(max_restarts, *(failed(step, error) for step, error in failures))
     assert made[-1].what == LEAVE and made[-1].counts.failures <= max_restarts
     assert len(made) - 1 <= (max_restarts + 1) * MAX_FAILED_STARTS
+
+
+def start_ended(code: int | None, state: dict[str, Any] | None = None, **known: Any) -> FollowUp:
+    return follow_up(state or {}, LeaderEnd("n1", code, **known), False)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 126, 127, 130, 137])
+def test_a_start_that_ended_with_another_code_than_85_or_75_is_the_last(code: int) -> None:
+    assert (start_ended(code).again, start_ended(code).code) == (False, code)
+
+
+def test_a_start_that_has_saved_or_lost_a_node_is_followed_by_another() -> None:
+    assert start_ended(85).again and start_ended(85).without == ()
+    lost = start_ended(75, {"reason": "lost node 1 (n2); to be started again", "exclude": "n2,n3"})
+    assert (lost.again, lost.reason, lost.without) == (True, "lost node 1 (n2)", ["n2", "n3"])
+
+
+@pytest.mark.parametrize(
+    ("state", "without"),
+    [
+        ({"losses": {"n1": 1}}, ["n1"]),
+        ({"losses": {"n1": 1}, "asked": "SIGTERM"}, []),
+        ({"losses": {"n2": 2}}, ["n2"]),
+        ({"losses": {}}, []),
+    ],
+)
+def test_a_killed_leader_leaves_its_host_as_the_next_leader_will_count(
+    state: dict[str, Any], without: list[str]
+) -> None:
+    followed = start_ended(None, {"submission": "1", **state})
+    assert (followed.again, followed.without, followed.unled) == (True, without, "")
+
+
+def test_hosts_that_cannot_start_an_agent_are_left_at_once() -> None:
+    assert start_ended(None).without == ["n1"] and start_ended(None).unled == "n1"
+    followed = start_ended(None, unstarted=["n2", "n3"], last_line="no such file")
+    assert followed.without == ["n2", "n3"]
+    assert followed.unled == "n2,n3: node 0 (n1): no such file"
+    followed = start_ended(None, {"losses": {"n4": 2}}, unstarted=["n2"])
+    assert (followed.without, followed.unled) == (["n2", "n4"], "")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from drillyard.supervise.launch_contract import EXIT_FAILED, EXIT_USER_ERROR
 
-from . import host_cleanup, host_probe, index, respawn, startup, submit
+from . import host_cleanup, host_probe, index, respawn, slurm_job, startup, submit
 
 
 def main() -> int:
@@ -76,6 +76,25 @@ def _parser() -> argparse.ArgumentParser:
         )
         run.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
         run.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
+    what = "run one start of a Slurm job, on its first node: srun, and what follows its end"
+    words = ("launch-directory", "handle", "submission", "attempt")
+    start = add("slurm-job", slurm_job.run, what, *words)
+    for limit in ("--max-requeues", "--max-failures"):
+        start.add_argument(limit, type=int, required=True)
+    start.add_argument(
+        "--heard",
+        action="append",
+        default=[],
+        choices=("USR1", "TERM"),
+        help="a signal that the job script has had",
+    )
+    start.add_argument(
+        "--failed",
+        nargs=2,
+        metavar=("CODE", "REASON"),
+        help="start nothing: record that the job failed before",
+    )
+    start.add_argument("srun", nargs="*", help="srun, its options and the agents' Python")
     stop = add("stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
     stop.add_argument("--launch-directory", required=True, help="also one that is gone")
     stop.add_argument(

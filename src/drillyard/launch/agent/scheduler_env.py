@@ -18,8 +18,12 @@ import re
 from collections.abc import Mapping
 
 from drillyard.supervise import cause
+from drillyard.supervise.launch_contract import EXIT_CANCELLED
+from drillyard.supervise.restart_policy import LeaderEnd
 
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+_NOT_STARTED = re.compile(r"^srun: error: .* failed on node ([^ :]+): ", re.MULTILINE)
+_EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
 def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
@@ -65,6 +69,20 @@ class Allocation:
         text = text[: text.rfind("\n") + 1]
         ends = {node: found[2] for found in _ENDED.finditer(text) for node in _numbers(found[1])}
         return {node: _with_last_words(text, node, how) for node, how in ends.items()}
+
+
+def leader_end(printed: str, srun_code: int, host: str) -> LeaderEnd:
+    """How the agent of node 0, on `host`, ended: by what srun `printed`, with the tasks' lines, and
+    its exit code (negative: by a signal)."""
+    unstarted = sorted(set(_NOT_STARTED.findall(printed)))
+    words = re.findall(r"^ *0+: (.*)$", printed, re.MULTILINE)
+    ends = {node: found[2] for found in _ENDED.finditer(printed) for node in _numbers(found[1])}
+    code = None
+    if not unstarted and 0 not in ends and 0 <= srun_code <= EXIT_CANCELLED:
+        code = srun_code
+    elif not unstarted and (found := _EXITED.fullmatch(ends.get(0, ""))):
+        code = int(found[1])
+    return LeaderEnd(host, code, unstarted, words[-1] if words else "")
 
 
 def _numbers(listed: str) -> list[int]:

@@ -74,8 +74,8 @@ _LOGIN_PROGRAMS = (
     *("bash", "python3", "tar", "mktemp"),
 )
 """What `drillyard launch` and `drillyard runs` call there."""
-_NODE_PROGRAMS = ("bash", "scontrol", "srun", "squeue", "scancel", "getent", "sed", "timeout")
-"""What the job script calls on the first node (slurm/job.sh), and any may be that."""
+_NODE_PROGRAMS = ("bash", "python3", "scontrol", "srun", "squeue", "scancel", "sed", "timeout")
+"""What a job calls on its first node (slurm/job.sh, agent/slurm_job.py), and any may be that."""
 _PROBE_OPTIONS = {
     *("--partition", "--account", "--qos", "--gres", "--gpus-per-node", "--exclusive"),
     *("--mem", "--mem-per-cpu", "--mem-per-gpu", "--reservation"),
@@ -253,8 +253,7 @@ class _Look:
             leaders=self._leaders,
             first_port=port_of(self._handle),
         )
-        with_image = self._request.image is not None
-        yield from node_findings(self._request, looked, image_has_python=with_image)
+        yield from node_findings(self._request, looked)
 
     def _short_of_gpus(self, nodes: Sequence[SlurmNode]) -> dict[str, str]:
         asked = gpus_of_gres(self._slurm.gres) if self._slurm.gres else None
@@ -326,7 +325,7 @@ class _Look:
             address = hardware[leader].address if leader in hardware else leader
             port = port_of(self._handle)
             words += meeting_words(f"{leader},{address}", port, self._nonce, count - 1)
-        programs = [*_NODE_PROGRAMS, "python3", *(["enroot"] if request.image else [])]
+        programs = [*_NODE_PROGRAMS, *(["enroot"] if request.image else [])]
         chosen = [
             f"{name}={value}" if value else name
             for name, value in options_in(self._directives())

@@ -1,13 +1,11 @@
 """job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each
 of its lines.
 
-It starts one agent per node; agents start and restart the ranks. A script is a generated head
-(directives, variables and the srun command) and files of this package: requeue.sh queues the job
-again (in array.sbatch too), job.sh is one start. Slurm fails a job whose --output it cannot open,
-so the script opens its log itself once it can read the storage. The reason for a requeue is in the
-job's comment: `drillyard runs` finds it there without the storage. `scontrol requeue` also revives
-a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark a
-job that continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
+A script is a generated head (directives, variables and the srun command) and files of this package:
+requeue.sh leaves a node on which nothing can run (in array.sbatch too), job.sh starts the program
+of one start (agent/slurm_job.py), again where it is killed. The program starts one agent per node
+with srun; agents start and restart the ranks. Slurm fails a job whose --output it cannot open, so
+the script opens its log itself once it can read the storage.
 """
 
 from __future__ import annotations
@@ -33,6 +31,8 @@ _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"
 _BREAK = " \\\n        "
+_CPUS = "--cpus-per-task=all of the smallest node"
+"""As the job's program gives it to srun."""
 ExplainedOption = tuple[str, str, str]
 """An option of sbatch or srun, its reason and its source."""
 
@@ -125,9 +125,12 @@ set -euo pipefail
 
 launch={shlex.quote(launch)}
 {_variables(request, prepared.handle)}
-run_on_all_nodes() {{
-    srun {_BREAK.join(option for option, _, _ in srun)} \\
-        python3 "$@"
+job_program() {{ # OPTIONS
+    exec python3 "$launch/agent" slurm-job --launch-directory "$launch" --handle "$handle" \\
+        --submission "$job" --attempt "$restarts" \\
+        --max-requeues "$max_requeues" --max-failures "$max_failures" "$@" -- \\
+    srun {_BREAK.join(option for option, _, _ in srun if option != _CPUS)} \\
+        python3
 }}
 
 """  # noqa: E501
@@ -145,6 +148,12 @@ run_on_all_nodes() {{
     limit = "a run that is queued again more often has failed"
     # The parts of the script that are no options.
     parts = [
+        (
+            "program",
+            "python3 LAUNCH_DIR/agent slurm-job",
+            "starts srun, and decides what follows; started again where it is killed",
+            _OURS,
+        ),
         (
             "leader",
             "first name of scontrol show hostnames",
@@ -232,7 +241,7 @@ def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[ExplainedOption]:
         _OURS,
     )
     yield (
-        '--cpus-per-task="$cpus"',
+        _CPUS,
         (
             "srun does not take it over from sbatch since 22.05; without it all ranks of a node"
             " share one core"

@@ -71,3 +71,26 @@ def test_without_slurm_nothing_is_known(tmp_path: Path) -> None:
     assert (scheduler_env.Allocation().hosts, scheduler_env.Allocation().ended()) == ({}, {})
     assert scheduler_env.Allocation("n1,n2", (str(tmp_path / "none.log"), 0)).ended() == {}
     assert scheduler_env.Allocation("n1,n2").hosts == {0: "n1", 1: "n2"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "srun_code", "code", "unstarted"),
+    [
+        ("", 0, 0, []),
+        ("", 85, 85, []),
+        ("", 137, None, []),
+        ("", -9, None, []),
+        ("srun: error: n1: task 0: Exited with exit code 2\n", 137, 2, []),
+        ("srun: error: n[1-3]: tasks 0-2: Exited with exit code 127\n", 127, 127, []),
+        ("srun: error: n1: task 0: Killed\n", 137, None, []),
+        # Of another node than the first: its own end decides.
+        ("srun: error: n2: task 1: Exited with exit code 1\n", 1, 1, []),
+        ("srun: error: Task launch for StepId=12.0 failed on node n2: no route\n", 1, None, ["n2"]),
+    ],
+)
+def test_how_the_leaders_agent_ended_is_read_from_srun(
+    printed: str, srun_code: int, code: int | None, unstarted: list[str]
+) -> None:
+    end = scheduler_env.leader_end(f"0: a line\n0: the last\n1: other\n{printed}", srun_code, "n1")
+    assert (end.host, end.code, end.unstarted) == ("n1", code, unstarted)
+    assert end.last_line == "the last"

@@ -45,8 +45,10 @@ class Play:
         )
         self.launch = Path(plan.launch_directory)
         self.launch.mkdir(parents=True, exist_ok=True)
-        for name in ("job.sbatch", "job.json"):
-            (self.launch / name).write_text(plan.file(name).content)
+        (self.launch / "agent").mkdir(exist_ok=True)
+        for file in plan.files:
+            if file.path in ("job.sbatch", "job.json") or file.path.startswith("agent/"):
+                (self.launch / file.path).write_text(file.content)
         (directory / "bin").mkdir(exist_ok=True)
         for name, text in PROGRAMS.items():
             (directory / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -320,6 +322,100 @@ def test_near_its_time_limit_the_step_is_reported_and_the_job_queued_again(tmp_p
         play.calls == "scancel --signal=TERM 12\nrequeue 12\n"
         and "time limit, all is saved" in play.said
     )
+
+
+def killed_program(play: Play, process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the job's program, once it has recorded its srun."""
+    record = play.launch / "srun-12-0"
+    while not (record.exists() and record.read_text()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (program,) = [int(pid) for pid in children if b"slurm-job" in cmdline(pid)]
+    os.kill(program, signal.SIGKILL)
+
+
+def cmdline(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(("code", "calls"), [(0, ""), (85, "requeue 12\n")])
+def test_a_killed_program_is_started_again_and_waits_for_the_same_srun(
+    tmp_path: Path, code: int, calls: str
+):
+    agents = 'echo once >>"$PLAY/starts"; while [ ! -e "$PLAY/over" ]; do sleep 0.02; done'
+    play = Play(tmp_path, agents)
+    process = play.start()
+    killed_program(play, process)
+    time.sleep(0.5)
+    assert process.poll() is None
+    # As the leader leaves it: an srun of a killed program has no exit code for anyone.
+    play.state(code)
+    play.write("over", "")
+    said = process.communicate(timeout=60)[0]
+    assert (process.returncode, play.calls) == (0, calls), said + play.log
+    assert (tmp_path / "starts").read_text() == "once\n"
+    assert not list(play.launch.glob("srun-*"))
+
+
+def test_a_program_whose_script_was_killed_queues_nothing(tmp_path: Path):
+    play = Play(tmp_path, 'while [ ! -e "$PLAY/over" ]; do sleep 0.02; done; exit 85')
+    process = play.start()
+    while not (play.launch / "srun-12-0").exists() or not (tmp_path / "srun").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    play.write("over", "")
+    while (play.launch / "srun-12-0").exists():
+        time.sleep(0.02)
+    assert "the job script was killed" in play.log
+    assert play.calls == "" and play.ended is None
+
+
+def test_a_program_that_cannot_run_is_not_tried_for_ever(tmp_path: Path):
+    play = Play(tmp_path, "exit 0")
+    del play.environment["SLURM_JOB_NODELIST"]
+    assert play.run() == 1 and play.calls == ""
+    assert play.ended is not None and "slurm-12.log" in play.ended["reason"]
+    assert "KeyError" in play.log and not list(play.launch.glob("srun-*"))
+
+
+def test_a_node_without_a_new_enough_python_is_named_and_left(tmp_path: Path):
+    play = Play(tmp_path, "exit 0")
+    python = tmp_path / "bin" / "python3"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert play.run() == 0
+    assert play.calls == "requeue 12\n" and "ExcNodeList=n1\n" in play.updates
+    assert play.comment.startswith("n1 cannot run a python3 of 3.9 or newer; ")
+    cannot = "; ".join(f"n{node} cannot run a python3 of 3.9 or newer" for node in (2, 3, 4))
+    play.write("comment", f"slurm://c/nccl {cannot}\n")
+    assert play.run() == 1 and play.calls == "requeue 12\n"
+    assert not (tmp_path / "srun").exists()
+
+
+def test_a_leader_that_was_asked_to_stop_is_not_asked_again(tmp_path: Path):
+    # A second request, seconds after the first, would end the ranks before they have saved.
+    play = Play(tmp_path, 'while [ ! -e "$PLAY/over" ]; do sleep 0.02; done; exit 85')
+    play.state(None, asked="SIGTERM")
+    process = play.start()
+    while not (tmp_path / "srun").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    play.state(85)
+    play.write("over", "")
+    assert process.wait(timeout=60) == 0
+    assert play.calls == "requeue 12\n" and "time limit, all is saved" in play.log
+
+
+@pytest.mark.parametrize("code", [3, 127])
+def test_the_code_of_a_setup_line_is_that_of_the_job(tmp_path: Path, code: int):
+    play = Play(tmp_path, "exit 0", slurm=f"{{setup: ['(exit {code})']}}")
+    assert play.run() == code
+    assert play.ended is not None and (play.ended["state"], play.ended["code"]) == ("failed", code)
 
 
 def test_what_could_not_save_before_its_time_limit_fails_with_that_word(tmp_path: Path):
