@@ -1,7 +1,7 @@
 """Figures of a logged step on their way from the device to the host.
 
-Whoever reads a number from a GPU waits until the GPU has computed it, and then the GPU waits until
-the host has queued more work. So figures are copied to pinned memory behind the step that they
+Reading a number from a GPU waits until the GPU has computed it, and then the GPU waits until the
+host has queued more work. So figures are copied to pinned memory behind the step that they
 belong to, and read one logged step later, when they have long arrived. How long a step took is
 measured by events on the GPU itself, as the host runs ahead of it. A CPU has computed what it was
 asked for when the call returns: there figures are read at once.
