@@ -24,7 +24,7 @@ MEASURED = ("step_seconds", "data_seconds", "memory_gib", "compile_seconds")
 
 
 class Calls:
-    """Callbacks that note what they are given, and end training as they are told."""
+    """Callbacks that note what they are given, and stop after a step of the test."""
 
     def __init__(self, trainer: Trainer, stop_after: int | None = None) -> None:
         self.trainer = trainer
