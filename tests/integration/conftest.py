@@ -8,10 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.forked_start import STARTED_FOR_REAL, ForkedStarts
 from tests.integration.held import Holds
 from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
+
+_STARTS = ForkedStarts()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fork what the test starts, and the fixtures made for it, unless it is about real starts."""
+    folder = item.path.parent.name
+    _STARTS.wanted = folder == "integration" and item.path.name not in STARTED_FOR_REAL
+
+
+def pytest_runtest_teardown() -> None:
+    """Tests of other groups may come next."""
+    _STARTS.wanted = False
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@ there.
 
 `PlatformFacts` describe a platform: what its config needs, how its machines are bought, how its
 nodes see network and storage. A launcher's facts are in its own package; those of platforms without
-a launcher are here. A distribution adds a launcher by an entry point `drillyard.launchers` under
-the platform's name: a subclass of `drillyard.launch.launcher.Launcher` with `facts`.
+a launcher are beside their plans, in `provision`. A distribution adds a launcher by an entry point
+`drillyard.launchers` under the platform's name: a subclass of `drillyard.launch.launcher.Launcher`
+with `facts`.
 """
 
 from __future__ import annotations
@@ -143,9 +144,6 @@ class PlatformFacts:
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
 
-_ON_OWN_MACHINES = (
-    "make the machines yourself, and run on them with platform: ssh, slurm or kubernetes"
-)
 _BUILT_IN: dict[str, str | PlatformFacts] = {
     "local": "drillyard.launch.hosts.config:LOCAL",
     "ssh": "drillyard.launch.hosts.config:SSH",
@@ -154,14 +152,7 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
     "gke": "drillyard.launch.kubernetes.config:GKE",
     "vertex": "drillyard.launch.vertex.config:VERTEX",
     "gce": "drillyard.provision.gce.config:GCE",
-    "nebius": PlatformFacts(
-        required=("location.project", "location.region", "machine", "consumption"),
-        optional=("location", "storage", "reservation", "image"),
-        consumption=("on-demand", "reservation", "spot"),
-        cloud="nebius",
-        instead_of_provisioning=_ON_OWN_MACHINES,
-        instead_of_launching=_ON_OWN_MACHINES,
-    ),
+    "nebius": "drillyard.provision.nebius.config:NEBIUS",
 }
 """Facts by platform, or the `module:name` that has those of a launcher."""
 

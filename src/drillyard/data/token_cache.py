@@ -346,8 +346,10 @@ def _builder_identity() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, or None when there is no such process."""
+    """Start time of a process in clock ticks since boot, or None when there is no such process, or
+    only a dead one whose parent has not reaped it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -210,7 +210,11 @@ def _quantities_of_cluster(
     return {
         "vpcs": vpcs,
         "subnets": subnets,
-        "gpu_clusters": int(nodes > 1 and machine.data_nics.count > 0),
+        "gpu_clusters": int(
+            nodes > 1
+            and machine.data_nics.count > 0
+            and stack_name(cluster, machine, known) == machine.network_stack
+        ),
         "networks": vpcs + 1,
         "subnetworks": subnets + 1,
         "firewalls": sum(each.firewall for each in networks),

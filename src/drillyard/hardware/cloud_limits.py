@@ -62,7 +62,8 @@ class WayOfBuying(CatalogRow):
 
 
 class BootImage(CatalogRow):
-    """The image of a virtual machine's boot disk, PROJECT/FAMILY; `name`: its architecture."""
+    """The image of a virtual machine's boot disk. `name`: its architecture, for PROJECT/FAMILY of
+    Google Cloud; `nebius`, for a family of Nebius' public images."""
 
     name: str
     image: str
@@ -87,10 +88,10 @@ def way_of_buying(name: str) -> WayOfBuying:
     return _ways()[name]
 
 
-def boot_image(architecture: str) -> BootImage:
-    """The image for machines of this architecture."""
+def boot_image(name: str) -> BootImage:
+    """The image of this name: an architecture, or `nebius`."""
     rows = {row.name: row for row in packaged_rows(BootImage, "boot_images")}
-    return rows[architecture]
+    return rows[name]
 
 
 @cache

@@ -61,6 +61,10 @@ class PartPrice(CatalogRow):
     most_nodes: PositiveInt | None = None
 
 
+PARTS_WITHOUT_PRICE = {"network-ssd": "usd_per_gib_month", "nebius-filesystem": "usd_per_gib_month"}
+"""Parts of which only a user's file has a price, each with its unit."""
+
+
 class Region(CatalogRow):
     """A region and the endings of its zones (`b` of us-central1-b). One without zones is a place
     for buckets alone: US, NAM4. New ones come faster than our releases, so a user's file may have

@@ -70,6 +70,7 @@ class PodNeeds(Record):
 class Machine(CatalogRow):
     """One machine type. What is not known is None.
 
+    `infiniband_fabrics`: the networks by region, one of which joins a GPU cluster (Nebius).
     `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins.
     `accelerator_type`: the GPU in Google Cloud's calls and in GKE's node label. `gpu_quota`: the
     GPU in the cloud's quota names; `gpu_quota_form`: whether Google Cloud counts it under a metric
@@ -82,6 +83,7 @@ class Machine(CatalogRow):
     accelerator: str
     num_accelerators: PositiveInt
     network_stack: str
+    infiniband_fabrics: dict[str, tuple[str, ...]] = Field(default={})
     data_nics: Nics = Nics(count=0, gbps=0)
     host_nics: Nics = Nics(count=0, gbps=0)
     network_gbps: PositiveFloat | None = None
@@ -100,7 +102,7 @@ class Machine(CatalogRow):
     gpu_quota: str | None = None
     gpu_quota_form: Literal["metric", "family"] | None = None
     cpu_quota: str | None = None
-    boot_disk: Literal["hyperdisk-balanced", "pd-balanced", "pd-ssd"] | None = None
+    boot_disk: Literal["hyperdisk-balanced", "pd-balanced", "pd-ssd", "network-ssd"] | None = None
     consumption: tuple[Consumption, ...] = ()
     compact_flex_start: bool = False
     pods: PodNeeds | None = None

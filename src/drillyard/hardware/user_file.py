@@ -27,7 +27,12 @@ from drillyard.errors import NotFoundError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
 from drillyard.hardware.catalog import catalog as catalog_of_ours
-from drillyard.hardware.cluster_parts import PRICE_UNITS, CpuMachine, PartPrice
+from drillyard.hardware.cluster_parts import (
+    PARTS_WITHOUT_PRICE,
+    PRICE_UNITS,
+    CpuMachine,
+    PartPrice,
+)
 from drillyard.hardware.facts import CatalogRow, Citations, FactSource, read_row, split_row
 from drillyard.hardware.machines import Machine, Price
 
@@ -158,17 +163,21 @@ def _part_price(row: PartPrice, catalog: Catalog) -> Iterator[tuple[str, str]]:
     else:
         parts = {each.part: each for each in catalog_of_ours().part_prices}
         own = {each.shape for each in catalog.cpu_machines.values() if each.shape is not None}
-        yield from _known("part", row.part, {*parts, *own, *catalog.cpu_machines})
+        names = {*parts, *PARTS_WITHOUT_PRICE, *own, *catalog.cpu_machines}
+        yield from _known("part", row.part, names)
         known = parts.get(row.part)
         if known is not None and getattr(known, given[0]) is None:
             unit = next(each for each in PRICE_UNITS if getattr(known, each) is not None)
+            yield given[0], f"{row.part} has a price in another unit: give {unit}"
+        elif (unit := PARTS_WITHOUT_PRICE.get(row.part, given[0])) != given[0]:
             yield given[0], f"{row.part} has a price in another unit: give {unit}"
     yield from _known_region(row.region, catalog)
 
 
 def _known_region(region: str | None, catalog: Catalog) -> Iterator[tuple[str, str]]:
     if region is not None:
-        yield from _known("region", region, [row.name for row in catalog.regions.values()])
+        fabrics = [name for row in catalog.machines.values() for name in row.infiniband_fabrics]
+        yield from _known("region", region, [*catalog.regions, *dict.fromkeys(fabrics)])
 
 
 def _known(field: str, name: str, names: Any) -> Iterator[tuple[str, str]]:

@@ -158,6 +158,9 @@ class ClusterPlan:
     """A bucket that the config takes as it is: never the cluster's to delete."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
+    state_endpoint: str = ""
+    """The address of the S3-compatible service that has the state's bucket; empty: it is Cloud
+    Storage. Then the user runs Terraform, with the files of `plan --output`."""
     login: HostLogin | None = None
     """How its hosts are reached; None: it has none."""
     job_service: str | None = None

@@ -21,7 +21,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.made_hosts import HOST_KIND, made_hosts
 from drillyard.provision.provider_errors import kind_of
-from drillyard.provision.provisioner import require_created
+from drillyard.provision.provisioner import require_created, require_driven
 from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
@@ -51,6 +51,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     unknown. Raises UserError."""
     plan = request.plan
     require_created(plan)
+    require_driven(plan)
     _require_unprotected(plan)
     program = terraform_program(plan)
     bucket = StateBucket(plan)

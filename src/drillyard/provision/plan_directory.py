@@ -15,6 +15,7 @@ from pathlib import Path
 
 from drillyard.plan_files import packaged_chart, write_plan_files
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ChartRelease, ClusterPlan
+from drillyard.provision.nebius import apply_script
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
 
@@ -48,6 +49,8 @@ The way back, from this directory, once no run is left; the bucket of the state 
 
 def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple[str, int]]:
     """The files of the directory by their paths in it: text and mode."""
+    if plan.state_endpoint:
+        return _of_nebius(plan, of_use)
     backend = {"gcs": {"bucket": plan.state_bucket, "prefix": plan.name}}
     files = {
         "main.tf.json": _json(plan.terraform),
@@ -60,6 +63,16 @@ def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, t
                 files[f"charts/{release.chart}/{path}"] = content
     files["README.md"] = _readme(plan, of_use)
     script = "\n".join(_steps(plan))
+    return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
+
+
+def _of_nebius(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple[str, int]]:
+    files = {
+        "main.tf.json": _json(plan.terraform),
+        "backend.tf.json": _json({"terraform": {"backend": apply_script.backend(plan)}}),
+        "README.md": apply_script.readme(plan, of_use, _MADE_BY),
+    }
+    script = apply_script.script(plan, _MADE_BY)
     return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
 
 

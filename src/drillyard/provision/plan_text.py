@@ -35,6 +35,14 @@ _TITLES = {
     "google_storage_bucket_iam_member": "rights on buckets",
     "google_storage_bucket": "buckets",
     "google_artifact_registry_repository": "image repositories",
+    "nebius_vpc_v1_network": "networks",
+    "nebius_vpc_v1_subnet": "subnets",
+    "nebius_vpc_v1_security_group": "security groups",
+    "nebius_vpc_v1_security_rule": "rules of security groups",
+    "nebius_compute_v1_gpu_cluster": "GPU clusters",
+    "nebius_compute_v1_filesystem": "shared file systems",
+    "nebius_compute_v1_disk": "boot disks",
+    "nebius_compute_v1_instance": "virtual machines",
 }
 """What a kind of resource is called; others by their own name in words."""
 
@@ -194,6 +202,9 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
+    if plan.state_endpoint:
+        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output DIR"
+        return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices

@@ -26,12 +26,12 @@ def pools_of(cluster: ClusterConfig, facts: Catalog) -> tuple[Pool, ...]:
 
 
 def read_pools(
-    cluster: ClusterConfig, facts: Catalog, *, per_run: bool = False
+    cluster: ClusterConfig, facts: Catalog, *, per_run: bool = False, zonal: bool = True
 ) -> tuple[tuple[Pool, ...], list[Problem]]:
     """The pools whose machines are known, and what is wrong with any. `per_run`: a service makes
-    their nodes for each run, in a zone that it may choose."""
-    zone = cluster.location.zone if cluster.location else None
-    if zone is None and per_run:
+    their nodes for each run, in a zone that it may choose; `zonal`: whether the cloud has zones."""
+    zone = cluster.location.zone if cluster.location and zonal else None
+    if zone is None and (per_run or not zonal):
         zone = region_of(cluster)
     problems: list[Problem] = []
     found = tuple(

@@ -72,6 +72,13 @@ def cluster_prices(
     return (*lines, *_addresses("addresses of nodes", running, every, facts, region))
 
 
+def stored_price(what: str, gib: int, part: str, facts: Catalog, region: str) -> PriceLine:
+    """The price of storage that is billed by its size, used or not."""
+    month = facts.part_price(part, region, "usd_per_gib_month")
+    hour = None if month is None else month * gib / HOURS_PER_MONTH
+    return _line(f"{what}, {gib} GiB", 1, hour, _missing_part(part, region, "gib_month"))
+
+
 def prices_given(
     texts: Sequence[str], pools: Sequence[Pool], *, controllers: bool = True
 ) -> dict[str, float]:

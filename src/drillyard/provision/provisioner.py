@@ -85,6 +85,17 @@ def require_created(plan: ClusterPlan) -> None:
         )
 
 
+def require_driven(plan: ClusterPlan) -> None:
+    """Raise UserError, with what to do instead, where the user runs Terraform by the files of the
+    plan."""
+    if plan.state_endpoint:
+        raise UserError(
+            f"platform: {plan.platform}: its clusters are planned here, and Terraform makes, shows"
+            " and removes them\nWrite its files: drillyard cluster plan CLUSTER --output DIR, then"
+            " make it: sh DIR/apply.sh. DIR/README.md has the way back."
+        )
+
+
 def check_nodes(
     path: Path,
     overrides: Sequence[str] = (),

@@ -73,10 +73,12 @@ class TerraformDocument:
         self._data.setdefault(kind, {})[label] = self._plain(f"data.{kind}.{label}", "", body)
         return f"data.{kind}.{label}"
 
-    def as_json(self, provider: Body, required: Body) -> Body:
-        """The whole document. `provider` by the provider's name; `required`: versions."""
+    def as_json(self, provider: Body, required: Body, outputs: Body | None = None) -> Body:
+        """The whole document. `provider` by the provider's name; `required`: versions; `outputs`:
+        what Terraform prints once all is made."""
         data = {"data": self._data} if self._data else {}
-        return {"terraform": required, "provider": provider, **data, "resource": self._bodies}
+        made = {"resource": self._bodies, **({"output": outputs} if outputs else {})}
+        return {"terraform": required, "provider": provider, **data, **made}
 
     def _plain(self, address: str, path: str, value: Any) -> Any:
         if isinstance(value, Because):

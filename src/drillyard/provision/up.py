@@ -32,6 +32,7 @@ from drillyard.provision.installer_images import (
 from drillyard.provision.launch_file import launch_values, with_values
 from drillyard.provision.made_hosts import HOST_KIND, MadeHost, made_hosts, planned_hosts
 from drillyard.provision.prices import price_totals, require_prices
+from drillyard.provision.provisioner import require_driven
 from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
 from drillyard.provision.terraform_output import (
     Action,
@@ -74,6 +75,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     if not plan.terraform:
         return _complete_existing(request, stages, secrets)
+    require_driven(plan)
     if secrets and not plan.has_kubernetes:
         raise UserError(
             f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; other runs get it"

@@ -71,6 +71,8 @@ class FakeCloud:
     NAME` or without the name."""
 
     seconds: float = 0.0
+    shapes: dict[str, Any] = field(default_factory=lambda: _SCHEMA)
+    """The provider's own block and its resources."""
     objects: dict[Identity, dict[str, Any]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     replaced_by: set[tuple[str, str]] = field(default_factory=set)
@@ -103,16 +105,17 @@ class FakeCloud:
     def GetMetadata(self, request: Any) -> dict[str, Any]:
         name = MESSAGES["TypeName"]
         return {
-            "resources": [name(type_name=kind) for kind in _SCHEMA["resources"]],
+            "resources": [name(type_name=kind) for kind in self.shapes["resources"]],
             "data_sources": [name(type_name=kind) for kind in _DATA],
         }
 
     def GetProviderSchema(self, request: Any) -> dict[str, Any]:
         entry = MESSAGES["NamedSchema"]
         return {
-            "provider": schema(_SCHEMA["provider"]),
+            "provider": schema(self.shapes["provider"]),
             "resource_schemas": [
-                entry(key=kind, value=schema(block)) for kind, block in _SCHEMA["resources"].items()
+                entry(key=kind, value=schema(block))
+                for kind, block in self.shapes["resources"].items()
             ],
             "data_source_schemas": [
                 entry(key=kind, value=schema(block)) for kind, block in _DATA.items()
@@ -140,7 +143,7 @@ class FakeCloud:
         prior, planned = unpack(request.prior_state), unpack(request.proposed_new_state)
         replaced: list[str] = []
         if planned is not None and prior is None:
-            _fill(_SCHEMA["resources"][request.type_name], planned, None)
+            _fill(self.shapes["resources"][request.type_name], planned, None)
         elif planned is not None:
             # Blocks, too, which are not proposed where the config has none.
             planned |= {name: prior[name] for name in self.computed(request.type_name, prior)}
@@ -165,7 +168,8 @@ class FakeCloud:
         verb = "delete" if planned is None else "create" if prior is None else "update"
         if planned is not None:
             made_of = _name(kind, planned)
-            _fill(_SCHEMA["resources"][kind], planned, lambda name, of: _made(made_of, name, of))
+            shape = self.shapes["resources"][kind]
+            _fill(shape, planned, lambda name, of: _made(made_of, name, of))
             planned |= self.computed(kind, planned) if prior is None else {}
         value = prior if planned is None else planned
         refused = self._refusal(verb, kind, value)
@@ -213,7 +217,7 @@ class FakeCloud:
         ]
         # The longest name: `a` is part of `a-b`.
         found.sort(key=lambda value: -sum(map(len, identity_of(kind, value))))
-        shape = _SCHEMA["resources"][kind]
+        shape = self.shapes["resources"][kind]
         nothing = {
             **dict.fromkeys(shape["attributes"]),
             **{
@@ -271,7 +275,7 @@ def _fill(
         if made is None and value.get(name) is None and attribute.get("computed"):
             value[name] = UNKNOWN
         elif made is not None and value.get(name) == UNKNOWN:
-            value[name] = made(name, attribute["type"])
+            value[name] = made(name, attribute.get("type"))
     for name, inner in block["blocks"].items():
         items = value.get(name)
         for item in [items] if isinstance(items, dict) else items or []:

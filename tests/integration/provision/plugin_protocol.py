@@ -27,7 +27,8 @@ Diagnostic: int32 severity 1, string summary 2, string detail 3
 Step: string attribute_name 1
 AttributePath: Step* steps 1
 Attribute: string name 1, bytes type 2, bool required 4, bool optional 5, bool computed 6,
-    bool sensitive 7
+    bool sensitive 7, NestedObject nested_type 10
+NestedObject: Attribute* attributes 1, int32 nesting 3
 NestedBlock: string type_name 1, Block block 2, int32 nesting 3, int64 min_items 4,
     int64 max_items 5
 Block: int64 version 1, Attribute* attributes 2, NestedBlock* block_types 3
@@ -137,13 +138,7 @@ def schema(block: dict[str, Any]) -> Any:
 
 
 def _block(block: dict[str, Any]) -> Any:
-    made = MESSAGES["Block"]()
-    for name, attribute in block["attributes"].items():
-        flags = {
-            flag: attribute.get(flag, False)
-            for flag in ("required", "optional", "computed", "sensitive")
-        }
-        made.attributes.add(name=name, type=json.dumps(attribute["type"]).encode(), **flags)
+    made = MESSAGES["Block"](attributes=_attributes(block["attributes"]))
     for name, inner in block["blocks"].items():
         made.block_types.add(
             type_name=name,
@@ -153,6 +148,23 @@ def _block(block: dict[str, Any]) -> Any:
             max_items=inner["max"],
         )
     return made
+
+
+def _attributes(attributes: dict[str, Any]) -> list[Any]:
+    return [_attribute(name, attribute) for name, attribute in attributes.items()]
+
+
+def _attribute(name: str, attribute: dict[str, Any]) -> Any:
+    """An attribute of a type, or of objects that have attributes (`nested`)."""
+    flags = ("required", "optional", "computed", "sensitive")
+    shape: dict[str, Any] = {flag: attribute.get(flag, False) for flag in flags}
+    if (nested := attribute.get("nested")) is None:
+        shape["type"] = json.dumps(attribute["type"]).encode()
+    else:
+        shape["nested_type"] = MESSAGES["NestedObject"](
+            attributes=_attributes(nested), nesting=_NESTING[attribute["nesting"]]
+        )
+    return MESSAGES["Attribute"](name=name, **shape)
 
 
 class Provider:

@@ -32,6 +32,7 @@ from drillyard.data.prepared_data import prepare
 from drillyard.data.raw_batches import hash_bytes_of, json_digest
 from drillyard.data.token_cache import DamagedCache, open_cache, remove_leftovers
 from drillyard.errors import UserError
+from drillyard.supervise.process_identity import start_time
 
 MakeConfig = Callable[..., RunConfig]
 WriteRows = Callable[..., Path]
@@ -218,6 +219,20 @@ def test_only_what_surely_dead_or_old_builders_left_is_removed(tmp_path: Path) -
         os.utime(path, (long_ago, long_ago))
     remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere, *users])
+
+
+def test_a_builder_that_nobody_has_reaped_yet_is_dead(tmp_path: Path) -> None:
+    builder = subprocess.Popen(["sleep", "1000"])
+    place, started = token_cache._builder_identity().rsplit("-", 3)[0], start_time(builder.pid)
+    left = tmp_path / f"a.building-{place}-{builder.pid}-{started}-1"
+    left.mkdir()
+    remove_leftovers(tmp_path)
+    assert left.is_dir()
+    builder.kill()
+    os.waitid(os.P_PID, builder.pid, os.WEXITED | os.WNOWAIT)
+    remove_leftovers(tmp_path)
+    assert not left.exists()
+    builder.wait()
 
 
 def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> None:

@@ -308,12 +308,12 @@ def test_pools_may_share_a_reservation_that_is_the_same(tmp_path):
     plan(tmp_path, changed({**RESERVED, **blocks}))
 
 
-@pytest.mark.parametrize("platform", ["local", "ssh", "slurm", "nebius"])
+@pytest.mark.parametrize("platform", ["local", "ssh", "slurm"])
 def test_a_platform_without_creation_says_what_to_do_instead(platform, tmp_path):
     """One line, whatever else the file lacks there."""
     [line] = refusal(tmp_path, f"name: lab\nplatform: {platform}\n")
     assert line.startswith("cluster.yaml:2: platform: ")
-    assert "kubernetes or gke or vertex or gce" in line
+    assert "kubernetes or gke or vertex or gce or nebius" in line
     assert "launch" in line or "ssh" in line
 
 

@@ -212,8 +212,9 @@ class _JobStart:
 
 def _ask(*argv: str) -> str | None:
     """What a program of Slurm prints; None where it fails, or is not on this node."""
+    quiet = subprocess.DEVNULL if argv[0] == "sbatch" else None
     try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=quiet, check=False)
     except OSError:
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None

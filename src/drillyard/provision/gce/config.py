@@ -14,7 +14,6 @@ from drillyard.allowed_values import Allowed
 from drillyard.config.platforms import Login, PlatformFacts, PlatformSection
 from drillyard.config.strict_model import LocalFile
 
-DEFAULT_USER = "drillyard"
 BootImage = Annotated[
     str,
     Field(pattern=r"^[a-z0-9][a-z0-9.:-]*/[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"),

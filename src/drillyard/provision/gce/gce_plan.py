@@ -35,6 +35,7 @@ from drillyard.provision.gcp.settings import GoogleSettings, read_settings
 from drillyard.provision.gcp.storage import add_bucket, add_bucket_access, add_registry
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices
+from drillyard.provision.ssh_launch import ssh_launch_settings
 from drillyard.provision.terraform_document import TerraformDocument, reference
 
 NODE_ROLES = {
@@ -43,11 +44,6 @@ NODE_ROLES = {
     "roles/artifactregistry.reader": "images of any repository of the project",
 }
 IAP_SERVICE = "iap.googleapis.com"
-_FOR_LAUNCH = (
-    *("machine", "nodes", "hardware", "storage", "image", "mounts", "python"),
-    *("processes_per_node", "environment", "network_stack"),
-)
-"""Keys of the file that mean the same to `launch`."""
 
 
 def gce_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
@@ -181,22 +177,12 @@ def _login(settings: GoogleSettings, hosts: Sequence[str]) -> HostLogin:
 
 
 def _launch_settings(cluster: ClusterConfig, login: HostLogin) -> dict[str, Any]:
-    """The config of platform ssh, without what is only known once the nodes are there."""
-    given = cluster.model_dump(mode="json", include={*_FOR_LAUNCH})
-    given["storage"] = {key: each for key, each in given["storage"].items() if each is not None}
-    kept = {key: given[key] for key in _FOR_LAUNCH if given[key] not in (None, [], {})}
-    ssh = {
-        "user": login.user,
-        "identity_file": login.identity_file,
-        "directory": cluster.section_as(GceConfig).directory,
-    }
-    return {
-        "name": cluster.name,
-        "platform": "ssh",
-        "nodes": cluster.nodes,
-        **kept,
-        "ssh": {key: value for key, value in ssh.items() if value is not None},
-    }
+    return ssh_launch_settings(
+        cluster,
+        user=login.user,
+        identity_file=login.identity_file,
+        directory=cluster.section_as(GceConfig).directory,
+    )
 
 
 def _warnings(settings: GoogleSettings, pool: Pool) -> Iterator[str]:

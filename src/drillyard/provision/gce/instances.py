@@ -18,13 +18,14 @@ from drillyard.hardware.cloud_limits import boot_image
 from drillyard.hardware.facts import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gce.config import GceConfig
-from drillyard.provision.gce.login import public_key, startup_script, user_of
+from drillyard.provision.gce.login import startup_script, user_of
 from drillyard.provision.gcp.names import described, labelled, named
 from drillyard.provision.gcp.node_identity import SCOPES
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import RESERVATION_KEY, reservation_value
 from drillyard.provision.gcp.settings import GoogleSettings
+from drillyard.provision.node_login import public_key, verbatim
 from drillyard.provision.prices import DEFAULT_DISK
 from drillyard.provision.terraform_document import (
     Because,
@@ -189,7 +190,6 @@ def _reservation(pool: Pool, project: str) -> Because:
 
 
 def _metadata(section: GceConfig) -> Because:
-    """Texts of files may have what Terraform reads as expressions; doubled, they are text."""
     found = {"enable-oslogin": "TRUE" if section.os_login else "FALSE"}
     if not section.os_login:
         assert section.identity_file is not None, "refused by login_problems"
@@ -197,7 +197,7 @@ def _metadata(section: GceConfig) -> Because:
         found["ssh-keys"] = f"{user_of(section)}:{public_key(section.identity_file)}"
     if section.startup_script is not None:
         found["startup-script"] = startup_script(section.startup_script)
-    plain = {key: value.replace("${", "$${").replace("%{", "%%{") for key, value in found.items()}
+    plain = {key: verbatim(value) for key, value in found.items()}
     source = "cluster.yaml: gce.os_login, gce.identity_file, gce.startup_script"
     return because(plain, "who logs in, and what runs at each start", source)
 

@@ -1,0 +1,133 @@
+"""The directory of a plan for Nebius: how its script makes the cluster, and what its README says.
+
+Terraform's state is in Nebius' object storage, by Terraform's backend for S3; an object beside it
+is the lock (https://developer.hashicorp.com/terraform/language/backend/s3#state-locking).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.nebius.instances import FILESYSTEM_KIND
+from drillyard.provision.nebius.nebius_plan import LAUNCH_OUTPUT
+from drillyard.provision.plan_text import plan_text
+from drillyard.provision.prices import UsePrice
+
+_SCRIPT = """\
+#!/bin/sh
+# Cluster {name}, in order. {made_by}
+# Needs nebius (nebius profile create) and {terraform}. It can be run again after an error.
+set -eu
+cd "$(dirname -- "$0")"
+
+# The key of Terraform's state: of a service account that may write objects of the project.
+: "${{AWS_ACCESS_KEY_ID:?is not set: see README.md}}" "${{AWS_SECRET_ACCESS_KEY:?is not set: see README.md}}"
+NEBIUS_IAM_TOKEN=$(nebius iam get-access-token)
+export NEBIUS_IAM_TOKEN
+
+# The bucket of Terraform's state, with versions.
+{find} >/dev/null 2>&1 || {create}
+
+# Everything in the cloud; Terraform shows it and asks.
+terraform init -input=false
+terraform apply
+
+# The config for `drillyard launch`, with the addresses of the hosts.
+terraform output -raw {output} >{file}
+echo 'drillyard launch RUN.YAML --cluster {file}'
+"""  # noqa: E501
+_README = """\
+# Cluster {name}
+
+{made_by}
+
+`sh apply.sh` makes the cluster in project {project} of Nebius, and writes {file}, which `drillyard launch` takes. It
+asks before Terraform makes anything, and can be run again after an error, or after a new plan was written here with
+`--overwrite`.
+
+Terraform's state is in the bucket {bucket}. Its key is one of a service account that is in a group with the role
+`editor` of the project:
+
+    nebius iam service-account create --parent-id {project} --name terraform
+    nebius iam v2 access-key create --parent-id {project} --account-service-account-id ID
+    export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
+
+The way back, from this directory, once no run is left; the bucket of the state remains:
+
+{back}
+{data}
+## The plan
+
+```
+{text}```
+"""  # noqa: E501
+_DATA = """
+The shared file system has the data of runs, so Terraform refuses to destroy it: the first line
+takes it out of the state, and it stays, and is billed. A later cluster uses it with
+`nebius: {filesystem: ID}` in place of `filesystem_gib`. With all its data:
+
+    nebius compute filesystem delete --id ID
+"""
+
+
+def backend(plan: ClusterPlan) -> dict[str, Any]:
+    """Terraform's backend. The service is not AWS, whose checks are left out."""
+    skipped = ("region_validation", "credentials_validation", "requesting_account_id")
+    return {
+        "s3": {
+            "bucket": plan.state_bucket,
+            "key": f"{plan.name}/default.tfstate",
+            "region": plan.region,
+            "endpoints": {"s3": plan.state_endpoint},
+            "use_lockfile": True,
+            **{f"skip_{each}": True for each in (*skipped, "metadata_api_check", "s3_checksum")},
+        }
+    }
+
+
+def launch_file(plan: ClusterPlan) -> str:
+    """The file of the directory that `launch` takes."""
+    return f"{plan.name}-ssh.yaml"
+
+
+def script(plan: ClusterPlan, made_by: str) -> str:
+    """apply.sh."""
+    place = ("--parent-id", plan.project, "--name", plan.state_bucket)
+    labels = ",".join(f"{key}={value}" for key, value in (plan.labels or {}).items())
+    kept = ("--versioning-policy", "enabled", "--labels", labels)
+    return _SCRIPT.format(
+        name=plan.name,
+        made_by=made_by,
+        terraform=f"terraform {plan.terraform['terraform']['required_version']}",
+        find=shlex.join(["nebius", "storage", "bucket", "get-by-name", *place]),
+        create=shlex.join(["nebius", "storage", "bucket", "create", *place, *kept]),
+        output=LAUNCH_OUTPUT,
+        file=launch_file(plan),
+    )
+
+
+def readme(plan: ClusterPlan, of_use: Sequence[UsePrice], made_by: str) -> str:
+    """README.md."""
+    return _README.format(
+        name=plan.name,
+        made_by=made_by,
+        project=plan.project,
+        file=launch_file(plan),
+        bucket=plan.state_bucket,
+        back="\n".join(f"    {line}" for line in _back(plan)),
+        data=_DATA if _filesystem(plan) else "",
+        text=plan_text(plan, of_use, "CLUSTER.yaml"),
+    )
+
+
+def _back(plan: ClusterPlan) -> Iterator[str]:
+    if (made := _filesystem(plan)) is not None:
+        yield f"terraform state rm {made}"
+    yield "NEBIUS_IAM_TOKEN=$(nebius iam get-access-token) terraform destroy"
+
+
+def _filesystem(plan: ClusterPlan) -> str | None:
+    return next((each.address for each in plan.resources if each.kind == FILESYSTEM_KIND), None)

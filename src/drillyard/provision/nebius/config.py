@@ -1,0 +1,91 @@
+"""Platform `nebius`: its settings in cluster.yaml, and what holds for every such cluster.
+
+The machines are made by Terraform, which writes a config of platform `ssh` for `launch`: nothing is
+launched with the file of platform `nebius` itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from drillyard.allowed_values import Allowed
+from drillyard.config.platforms import Login, PlatformFacts, PlatformSection
+from drillyard.config.strict_model import LocalFile
+
+ImageFamily = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9.-]*$"),
+    Allowed("a family of Nebius' public images, such as ubuntu24.04-cuda13.0"),
+]
+FilesystemId = Annotated[
+    str,
+    Field(pattern=r"^computefilesystem-[a-z0-9]+$"),
+    Allowed("the id of a shared file system, such as computefilesystem-e00abc"),
+]
+
+
+class NebiusConfig(PlatformSection):
+    """Virtual machines of Nebius: how one logs in to them, what joins them, what they share."""
+
+    user: Login | None = Field(default=None, description="Login on the nodes; default: drillyard.")
+    identity_file: LocalFile | None = Field(
+        default=None,
+        description=(
+            "Private key by which one logs in; its public half, FILE.pub, is put on the nodes."
+        ),
+    )
+    fabric: str | None = Field(
+        default=None,
+        description=(
+            "InfiniBand fabric that joins the nodes; default: the first one that the region has for"
+            " the machine."
+        ),
+    )
+    boot_image: ImageFamily | None = Field(
+        default=None,
+        description=(
+            "Family of the boot disks' image; default: Ubuntu with NVIDIA's driver and CUDA."
+        ),
+    )
+    filesystem_gib: PositiveInt | None = Field(
+        default=None,
+        description="Size of a shared file system that is made, mounted at storage.directory.",
+    )
+    filesystem: FilesystemId | None = Field(
+        default=None,
+        description=(
+            "Shared file system that exists, mounted at storage.directory; it is never changed or"
+            " removed."
+        ),
+    )
+    startup_script: LocalFile | None = Field(
+        default=None,
+        description=(
+            "Script that each node runs as root at its first start, once the file system is"
+            " mounted: Docker, drillyard. It is readable on the nodes and in Terraform's state, so"
+            " no secret belongs in it."
+        ),
+    )
+    directory: str | None = Field(
+        default=None, description="Directory of this project on the nodes; default: as here."
+    )
+
+
+NEBIUS = PlatformFacts(
+    required=("location.project", "location.region", "machine", "consumption"),
+    optional=(
+        *("location", "storage", "reservation", "mounts", "python", "image"),
+        *("nebius", "cluster"),
+    ),
+    section=NebiusConfig,
+    consumption=("on-demand", "reservation", "spot"),
+    cloud="nebius",
+    provisioner="drillyard.provision.nebius.nebius_plan:nebius_plan",
+    provision_rules="drillyard.provision.nebius.nebius_rules:nebius_problems",
+    instead_of_launching=(
+        "make its machines with `drillyard cluster plan {file} --output DIR` and `sh DIR/apply.sh`,"
+        " then launch with the file that it writes"
+    ),
+)
