@@ -77,6 +77,12 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
     equal = common | {"recompute": recompute}
     rows = [
         Row(f"{what}: trainer, checkpointing {recompute}", "speed:ours", 240, equal),
+        Row(
+            f"{what}: trainer with FSDP2, checkpointing {recompute}",
+            "speed:ours",
+            240,
+            equal | {"fsdp2": True},
+        ),
         Row(f"{what}: bare loop", "speed:bare_loop", 240, equal),
         Row(f"{what}: HF Trainer, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
         Row(
@@ -108,6 +114,12 @@ def _adapter_rows() -> list[Row]:
     equal, nf4 = common | {"recompute": "full"}, {"quantization": "nf4"}
     return [
         Row(f"{what}: trainer, checkpointing full", "speed:ours", 240, equal),
+        Row(
+            f"{what}: trainer with FSDP2, checkpointing full",
+            "speed:ours",
+            240,
+            equal | {"fsdp2": True},
+        ),
         Row(
             f"{what}: HF Trainer, peft, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}
         ),

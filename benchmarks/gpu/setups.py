@@ -16,6 +16,7 @@ import torch
 from drillyard.config.run import RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import Mixture
+from drillyard.models.sharding import local_tensor
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.build import batch_shape
 from drillyard.training.model_setup import ShardedModel, build_sharded_model, fill_weights
@@ -186,8 +187,7 @@ def _fill_by_name(model: ShardedModel) -> None:
             draws = np.random.default_rng(zlib.crc32(name.encode())).normal(
                 0.0, 0.02, tuple(parameter.shape)
             )
-            local: Any = parameter
-            local.to_local().copy_(torch.from_numpy(draws))
+            local_tensor(parameter).copy_(torch.from_numpy(draws))
 
 
 def losses_and_norms(trainer: Trainer, steps: int) -> np.ndarray[Any, Any]:

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from drillyard.hardware import find_accelerator
 from drillyard.models.architectures import blocks
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_buffers, init_random
+from drillyard.parallel import parallelize
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30
@@ -60,9 +62,11 @@ def ours(
     recompute: str,
     lora: dict[str, Any] | None = None,
     quantization: str | None = None,
+    fsdp2: bool = False,
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
-    adapters, if any, on a frozen model, which rests in bf16 or in nf4."""
+    adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
+    among the one rank, as where weights do not fit whole."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -77,7 +81,9 @@ def ours(
             lora=lora,
             quantization=quantization,
         )
-        with ranks_of(config) as ranks:
+        own_rule = parallelize.holds_whole
+        rule = (lambda *_, **__: False) if fsdp2 else own_rule
+        with ranks_of(config) as ranks, mock.patch.object(parallelize, "holds_whole", rule):
             trainer, set_up = assembled(config, ranks)
             seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
             estimated = memory_estimate(set_up.resolved.setup).total
@@ -90,6 +96,9 @@ def ours(
                 "attention": chosen.kernel,
                 "compiled": chosen.compiled,
                 "checkpointing": chosen.activation_checkpointing,
+                "weights": "gathered"
+                if fsdp2 or not chosen.holds_whole
+                else "whole, without FSDP2",
             }
 
     return halving(measured, micro_batch)

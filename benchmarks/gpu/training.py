@@ -171,7 +171,7 @@ def small_model(name: str, setting: Setting) -> dict[str, Any]:
 
 
 def without_waiting(setting: Setting) -> dict[str, Any]:
-    """Steps between two logged ones never wait for the device: torch raises where one does."""
+    """Steps, logged ones too, never wait for the device: torch raises where one does."""
     compile_quickly(setting)
     with ranks_of(run_config(setting, small_llama(setting))) as ranks:
         for compiled in (False, True):
@@ -190,6 +190,8 @@ def without_waiting(setting: Setting) -> dict[str, Any]:
                     torch.cuda.set_sync_debug_mode("error")
                 loss, norm = trainer.train_step(step, StepWindow(0.0))
                 trainer.recent.keep(step, loss, norm)
+                # What a logged step does until its figures are read.
+                trainer.queue_figures(step, loss, norm, StepWindow(0.0, steps=1))
             if setting.device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
             assert torch.isfinite(loss).item()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,17 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefT
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.config.run import LoraConfig, RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import BatchShape
+from drillyard.estimation import resolved_setup
 from drillyard.estimation.setup import Setup, lora_setup
 from drillyard.models import loss as loss_room
 from drillyard.models import nf4
@@ -161,6 +167,27 @@ def run_config(case: Case) -> RunConfig:
     )
 
 
+@contextlib.contextmanager
+def to_empty_of_plain_tensors() -> Iterator[None]:
+    """Torch's own swaps plain fake tensors in place, which it cannot where anything refers to
+    them."""
+
+    def to_empty(self: torch.nn.Module, *, device: torch.device) -> torch.nn.Module:
+        for module in self.modules():
+            for name, old in module._parameters.items():
+                if old is not None and not isinstance(old, DTensor):
+                    new = torch.empty_like(old, device=device)
+                    module._parameters[name] = torch.nn.Parameter(new, old.requires_grad)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty_like(buffer, device=device)
+        return own(self, device=device) if isinstance(self, FSDPModule) else self
+
+    own = torch.nn.Module.to_empty
+    with mock.patch.object(torch.nn.Module, "to_empty", to_empty):
+        yield
+
+
 def assemble(case: Case, ranks: Ranks) -> Trainer:
     """What `training.assemble` puts together, without the files of a run."""
     config = run_config(case)
@@ -169,9 +196,13 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     # whole.
     memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
     tokenizer: Any = Tokenizer(vocab)
-    model = model_setup.build_sharded_model(
-        config, tokenizer, ranks, memory_gib=memory_bytes / 2**30
-    )
+    with (
+        mock.patch.object(resolved_setup, "fitting_estimate", lambda *_: None),
+        to_empty_of_plain_tensors() if ranks.world_size == 1 else contextlib.nullcontext(),
+    ):
+        model = model_setup.build_sharded_model(
+            config, tokenizer, ranks, memory_gib=memory_bytes / 2**30
+        )
     assert model.small == case.keeps_unsharded
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
@@ -245,6 +276,65 @@ class Tracker(FSDPMemTracker):
         return sum(kinds["Total"] for kinds in self.get_tracker_snapshot().values())
 
 
+class StorageCount(TorchDispatchMode):
+    """Bytes of the storages that operators return, until they are released, and of those that are
+    there before. `watched` needs no more of a tracker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase, self.phase_at_peak = "forward", ""
+        self.live = self.peak = self.at_optimizer_step = 0
+        self._seen: Any = WeakIdKeyDictionary()
+
+    def add(self, tensor: Any) -> Any:
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            if storage not in self._seen:
+                self._seen[storage] = None
+                self._change(storage.nbytes())
+                weakref.finalize(storage, self._change, -storage.nbytes())
+        return tensor
+
+    def _change(self, nbytes: int) -> None:
+        self.live += nbytes
+        if self.live > self.peak:
+            self.peak, self.phase_at_peak = self.live, self.phase
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return tree_map(self.add, operator(*args, **(kwargs or {})))
+
+    def reset_mod_stats(self) -> None:
+        """Nothing here belongs to a module."""
+
+    def get_tracker_snapshot(self) -> dict[str, dict[str, int]]:
+        return {"cpu": {"Total": self.live}}
+
+    during = Tracker.during
+
+
+def measure_whole(case: Case) -> StorageCount:
+    """The second step of a `case` without FSDP2, counted; `at_optimizer_step` is what is alive when
+    the optimizer begins."""
+    with fake_ranks(1, 1) as ranks, FakeTensorMode(allow_non_fake_inputs=True):
+        trainer = assemble(case, ranks)
+        trainer.train_step(0, StepWindow(0.0))
+        gc.collect()
+        count, state = StorageCount(), dict[str, int]()
+        apart = mock.patch.object(nf4, "nf4_linear", ProductTakenApart.apply)
+        weights = vars(trainer.root)["whole_weights"]
+        copies = (weights._copies or {}).values()
+        with apart, count, watched(trainer, count, state):
+            for moments in trainer.optimizer.optimizer.state.values():
+                tree_map(count.add, moments)
+            for tensor in (*trainer.root.parameters(), *trainer.root.buffers(), *copies):
+                count.add(tensor)
+            trainer.train_step(1, StepWindow(0.0))
+        count.at_optimizer_step = state["Total"]
+        return count
+
+
 def measure(case: Case) -> Measured:
     """The second step of `case` under torch's tracker."""
     with (
@@ -290,7 +380,7 @@ class ProductTakenApart(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterator[None]:
+def watched(trainer: Trainer, tracker: Any, state: dict[str, int]) -> Iterator[None]:
     """Tell the tracker where the step is, and keep what it counts when the optimizer begins."""
     between, update, apply_loss = (
         trainer.synchronise_gradients,
@@ -318,21 +408,32 @@ def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterat
         with tracker.during("optimizer step"):
             return update(*args)
 
-    root: Any = trainer.root
-    root_state = root._get_fsdp_state()
-    finish = root_state._root_post_backward_final_callback
-
-    def at_last_reduction() -> None:
-        with tracker.during("last reduction"):
-            finish()
-
     with (
+        contextlib.nullcontext() if case_is_whole(trainer) else at_last_reduction(trainer, tracker),
         mock.patch.object(trainer, "synchronise_gradients", at_micro_batch),
         mock.patch.object(trainer.optimizer, "step", at_optimizer_step),
         mock.patch.object(loss_room._LossWithGradients, "apply", at_loss),
         mock.patch.object(torch.Tensor, "backward", at_backward),
-        mock.patch.object(root_state, "_root_post_backward_final_callback", at_last_reduction),
     ):
+        yield
+
+
+def case_is_whole(trainer: Trainer) -> bool:
+    return not isinstance(trainer.root, FSDPModule)
+
+
+@contextlib.contextmanager
+def at_last_reduction(trainer: Trainer, tracker: Any) -> Iterator[None]:
+    """Tell the tracker when FSDP2 reduces what it has left to the end of backward."""
+    root: Any = trainer.root
+    state = root._get_fsdp_state()
+    finish = state._root_post_backward_final_callback
+
+    def reduce() -> None:
+        with tracker.during("last reduction"):
+            finish()
+
+    with mock.patch.object(state, "_root_post_backward_final_callback", reduce):
         yield
 
 
@@ -370,4 +471,5 @@ def setup_of(case: Case) -> Setup:
         adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
         quantized=case.quantization is not None,
         keeps_unsharded=case.keeps_unsharded,
+        device_type="cpu",
     )

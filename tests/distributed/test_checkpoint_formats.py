@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed.ranks import run_ranks
+from tests.distributed.training_case import full_parameters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drillyard.config.run import OptimizerConfig, ParallelismConfig, TrainingConfig
 from drillyard.models.architectures import blocks
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.random_init import init_buffers
+from drillyard.models.sharding import local_tensor
 from drillyard.parallel.parallelize import parallelize_model
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.training.checkpoint.checkpointer import Checkpointer
@@ -97,7 +99,7 @@ def save_tiny(run: Path) -> None:
     for key, tensor in state.items():
         if key.startswith(("model.", "optimizer.exp_avg")):
             full = value_of(key, tensor.shape)
-            tensor.to_local().copy_(full.chunk(ranks.world_size)[ranks.rank])
+            local_tensor(tensor).copy_(full.chunk(ranks.world_size)[ranks.rank])
     state["optimizer.step"].fill_(float(STEP))
     state["optimizer.skipped"].copy_(torch.tensor([2.0, 1.0, 2.0]))
     state[f"random.{ranks.rank:05d}"] = torch.get_rng_state()
@@ -118,8 +120,8 @@ def load_format(version: int) -> dict[str, Any]:
     finish_load(loaded, 0, optimizer, ranks)
     checkpointer.close()
     wrong, compared = [], 0
-    for name, parameter in root.named_parameters():
-        if not torch.equal(parameter.full_tensor(), value_of(f"model.{name}", parameter.shape)):
+    for name, parameter in full_parameters(root).items():
+        if not torch.equal(parameter, value_of(f"model.{name}", parameter.shape)):
             wrong.append(name)
         compared += parameter.numel()
     for shard in optimizer.shards:

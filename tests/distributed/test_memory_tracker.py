@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.distributed.memory_case import Case, measure, setup_of
+from tests.distributed.memory_case import Case, measure, measure_whole, setup_of
 
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
+from drillyard.models import loss
 
 TOLERANCE = 0.005
 MOVING = (
@@ -198,7 +199,34 @@ def drawn(seed: int) -> Case:
     )
 
 
+ALONE = {"shard": 1, "keeps_unsharded": True}
+WHOLE_CASES = {
+    "whole": Case(llama(), **ALONE),
+    "whole-tied": Case(llama(**TIED), **ALONE),
+    "whole-micro-batches": Case(llama(**TIED), accumulation=3, **ALONE),
+    "whole-fp32": Case(llama(), precision="fp32", accumulation=2, **ALONE),
+    "whole-with-checkpoints": Case(llama(), checkpointing="full", **ALONE),
+    "whole-gpt2": Case(gpt2(), **ALONE),
+    "whole-adapters": Case(llama(), lora=ON_ALL, **ALONE),
+    "whole-nf4": Case(llama(), lora=ON_ALL, quantization="nf4", **ALONE),
+    "whole-state": Case(llama(vocab_size=8000), sequence_length=16, **ALONE),
+}
 CASES |= {f"drawn-{seed}": drawn(seed) for seed in range(10)}
+
+
+WHOLE_CASES |= {
+    name: CASES.pop(name) for name, case in list(CASES.items()) if setup_of(case).holds_whole
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_CASES)
+def test_estimate_without_fsdp2_is_what_storages_come_to(name):
+    case = WHOLE_CASES[name]
+    measured, estimated = measure_whole(case), StepMemory(setup_of(case))
+    assert estimated.ledger.peak == pytest.approx(measured.peak, rel=TOLERANCE)
+    assert estimated.moments["optimizer step"] == pytest.approx(
+        measured.at_optimizer_step, rel=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,6 +258,24 @@ def test_estimate_is_what_the_tracker_measures(name):
     assert estimated.moments["optimizer step"] == pytest.approx(
         measured.at_optimizer_step, rel=TOLERANCE
     )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(llama(**WIDE_VOCABULARY)),
+        Case(llama(architecture="gemma2", head_dim=32, **TIED), attention="eager"),
+        Case(llama(**WIDE_VOCABULARY), precision="fp32", shard=1, keeps_unsharded=True),
+    ],
+)
+def test_a_gradient_in_place_of_the_logits_is_estimated_so(case, monkeypatch):
+    """As on a GPU, whose kernel needs no memory of its own; here nothing stands for it."""
+    monkeypatch.setattr(loss, "loss_and_gradient", lambda logits, *_: (logits[0, 0] * 1.0, logits))
+    counted = measure_whole(case) if setup_of(case).holds_whole else measure(case)
+    estimated = StepMemory(replace(setup_of(case), device_type="cuda"))
+    assert estimated.ledger.peak == pytest.approx(counted.peak, rel=TOLERANCE)
+    on_cpu = StepMemory(setup_of(case))
+    assert estimated.moments["loss"] < on_cpu.moments["loss"]
 
 
 PEAKS_OF_TORCH_2_11 = {

@@ -57,9 +57,8 @@ def bad_steps(directory: str, value: float) -> dict[str, Any]:
         facts.setdefault("in row", []).append(trainer.in_nonfinite_row())
         window = StepWindow(0.0, steps=1)
         try:
-            trainer.read_figures(step, loss, norm, window).require_finite(
-                config.training.max_nonfinite_steps
-            )
+            figures = trainer.queue_figures(step, loss, norm, window).read()
+            figures.require_finite(config.training.max_nonfinite_steps)
         except UserError as error:
             facts["error"] = (step, str(error))
     return facts

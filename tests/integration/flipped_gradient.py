@@ -13,6 +13,7 @@ import sys
 import torch
 
 from drillyard.cli.main import main
+from drillyard.models.sharding import local_tensor
 from drillyard.training.optimizer import ShardedAdamW
 
 
@@ -26,7 +27,7 @@ def flip(bits: dict[int, int]) -> None:
         nonlocal done
         done += 1
         if done in bits:
-            gradient = self.shards[-1].parameter.grad.to_local()
+            gradient = local_tensor(self.shards[-1].parameter.grad)
             gradient.view(torch.int32).view(-1)[0].bitwise_xor_(1 << bits[done])
         return original(self, loss_sum, learning_rate)
 

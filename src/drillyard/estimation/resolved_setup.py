@@ -8,16 +8,17 @@ the one that runs.
 the first one whose estimated peak, at the high end of its range, is within the memory. Recomputing
 costs time (full: the whole forward once more, a third of the FLOPs of a step) and gains nothing but
 memory. Where memory is not known or cannot be estimated, it is full: slower is better than a run
-that ends for lack of memory. `shard: auto` is all ranks that `replicate` leaves, never fewer:
-copies of the model (HSDP) save traffic between nodes and cost memory, and `replicate` requests
-them; its default of 1 is a number like any other. The other settings follow fixed rules
-(`config/kernel_rules.py`).
+that ends for lack of memory. Weights then stay whole from forward to backward, and gradients over
+micro-batches, where that fits too, or where the model is small (`unsharded_is_small`). `shard:
+auto` is all ranks that `replicate` leaves, never fewer: copies of the model (HSDP) save traffic
+between nodes and cost memory, and `replicate` requests them; its default of 1 is a number like any
+other. The other settings follow fixed rules (`config/kernel_rules.py`).
 
 The result is a pure function of its arguments, so all ranks of a run get the same for the same
 memory. It changes with versions: a run records what it resolved, and a resume on the same layout
 keeps that (`training/resolved_record.py`).
 
-Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as
+Cost: up to four memory estimates, 10 to 40 ms in all. Limits: sequences are taken to be full, as
 after packing.
 """
 
@@ -146,6 +147,10 @@ def resolve_setup(
     else:
         mode, why, memory = training.activation_checkpointing, "", None
     setup = replace(setup, activation_checkpointing=mode)
+    if not setup.keeps_unsharded and memory_gib is not None:
+        kept = replace(setup, keeps_unsharded=True)
+        if (needed := fitting_estimate(kept, memory_gib)) is not None:
+            setup, memory = kept, memory and needed
     return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
 
 
@@ -174,6 +179,15 @@ def choose_checkpointing(
         f" {three_digits(memory_gib)} GiB"
     )
     return "full", why, memory
+
+
+def fitting_estimate(setup: Setup, memory_gib: float) -> MemoryEstimate | None:
+    """The estimate of a setup that fits at the high end of its range; None for any other."""
+    try:
+        memory = memory_estimate(setup)
+    except UserError:
+        return None
+    return memory if memory.total.high.value <= memory_gib else None
 
 
 def _decisions(

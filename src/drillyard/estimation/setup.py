@@ -66,10 +66,10 @@ class Setup:
     `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward,
     and `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there
     are `replicate` copies. `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`:
-    a small model's weights stay whole from forward to backward, and its gradients over
-    micro-batches. Documents that are packed together are kept apart by a mask under `sdpa` and
-    `eager`, by offsets under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
-    `torch_release`: of the torch that trains, as its FSDP2 decides what lies in memory.
+    weights that fit whole stay so from forward to backward, and gradients over micro-batches.
+    Documents that are packed together are kept apart by a mask under `sdpa` and `eager`, by offsets
+    under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4. `torch_release`: of
+    the torch that trains, as its FSDP2 decides what lies in memory.
     """
 
     spec: ModelSpec
@@ -90,6 +90,11 @@ class Setup:
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
     torch_release: tuple[int, int] = field(default_factory=installed_torch)
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether the rank is alone and trains without FSDP2 (parallel/parallelize.py)."""
+        return self.world_size == 1 and self.keeps_unsharded
 
     def is_packed(self, tensor: TensorSpec) -> bool:
         """Whether a weight rests in nf4."""

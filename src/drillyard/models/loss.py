@@ -142,8 +142,13 @@ def loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits'
     precision: `scale` times (softmax less the target). Rows of target -100 add nothing. The
-    arithmetic is that of `loss_dtype`.
+    arithmetic is that of `loss_dtype`. On a GPU the gradient takes the logits' place.
     """
+    if logits_CV.is_cuda and logits_CV.is_contiguous() and logits_CV.dtype != torch.float64:
+        # Imported here: triton comes only with builds of torch for GPUs.
+        from drillyard.models.loss_kernel import turn_into_gradient
+
+        return turn_into_gradient(logits_CV, targets_C, scale, IGNORED), logits_CV
     log_probabilities_CV = F.log_softmax(logits_CV, dim=-1, dtype=loss_dtype(logits_CV.dtype))
     loss = (
         F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum") * scale
@@ -235,7 +240,8 @@ def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor
     output = type(model).forward(
         stand_in, inputs_embeds=hidden_RH[None], use_cache=False, return_dict=True
     )
-    logits_RV: torch.Tensor = output.logits[0]
+    # A view of all of them: the gradient of `logits[0]` would be a copy.
+    logits_RV: torch.Tensor = output.logits.flatten(0, 1)
     return logits_RV
 
 

@@ -5,7 +5,8 @@
 2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow
    with depth.
 3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the
-   compute precision, and gradients are summed in the precision of the parameters.
+   compute precision, and gradients are summed in the precision of the parameters. A rank that is
+   alone and may keep its weights whole has no FSDP2 (whole_weights.py).
 
 Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the
 valid tokens of the whole global batch. gloo has no pre-multiplied sum, hence the forced plain SUM.
@@ -35,6 +36,7 @@ from torch.utils.checkpoint import (
 from drillyard.config.kernel_rules import resolve_compile
 from drillyard.config.run import TrainingConfig
 from drillyard.parallel.ranks import Ranks
+from drillyard.parallel.whole_weights import WholeWeights
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 MASTER_DTYPE = {"bf16": torch.float32, "fp32": torch.float32, "fp64": torch.float64}
@@ -48,19 +50,22 @@ def parallelize_model(
     *,
     keep_unsharded: bool,
     unsharded: Collection[nn.Parameter] = (),
-) -> FSDPModule:
+) -> None:
     """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in
     place.
 
     `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one
-    gather per step instead of two, at the price of the whole model in compute precision.
-    `unsharded`: parameters that every rank has whole.
+    gather per step instead of two, none on one rank, at the price of the whole model in compute
+    precision. `unsharded`: parameters that every rank has whole.
     """
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)
     if resolve_compile(training, ranks.device.type):
         for block in blocks:
             compile_block(block)
+    if holds_whole(ranks, keep_unsharded=keep_unsharded):
+        _hold_whole(root, COMPUTE_DTYPE[training.precision])
+        return
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_DTYPE[training.precision],
         reduce_dtype=MASTER_DTYPE[training.precision],
@@ -79,7 +84,32 @@ def parallelize_model(
         vars(module)["gather_each"] = _gather_each
         register_fsdp_forward_method(cast(nn.Module, module), "gather_each")
     register_fsdp_forward_method(root, "next_logits")
-    return cast(FSDPModule, root)
+
+
+def holds_whole(ranks: Ranks, *, keep_unsharded: bool) -> bool:
+    """Whether a model is trained without FSDP2: no other rank has a part of it, and it fits
+    whole."""
+    return ranks.world_size == 1 and keep_unsharded
+
+
+def _hold_whole(root: Any, compute_dtype: torch.dtype) -> None:
+    weights = WholeWeights(root, compute_dtype)
+    next_logits = root.next_logits
+
+    @functools.wraps(next_logits)
+    def with_weights(**inputs: Any) -> Any:
+        weights.use()
+        return next_logits(**inputs)
+
+    vars(root)["next_logits"] = with_weights
+    vars(root)["whole_weights"] = weights
+
+
+def end_backward(root: nn.Module) -> None:
+    """End a step's last backward: the masters have their gradients. FSDP2 does so itself."""
+    weights: WholeWeights | None = vars(root).get("whole_weights")
+    if weights is not None:
+        weights.give_back()
 
 
 def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
@@ -90,6 +120,7 @@ def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
 def reshard(root: nn.Module) -> None:
     """Give gathered weights back, as a backward would: after a forward without one they would stay,
     and in the compute precision, where the next reader expects the master weights."""
+    end_backward(root)
     for module in fsdp_modules(root):
         module.reshard()
 

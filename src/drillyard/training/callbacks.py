@@ -119,12 +119,24 @@ class StepCallbacks:
         """Save and evaluate if due; returns the seconds training waited, and whether all ranks
         agreed to stop."""
         stopping = self.stop.agreed()
+        if self._work_is_due(steps_done, stopping):
+            # The events of a step come in order, and a row of skipped steps ends the run before its
+            # state is saved.
+            self.trainer.deliver_figures()
         started = time.perf_counter()
         self.side.signs.step(steps_done, self.trainer.total_steps)
         # After EvaluationStopped the next step is the last one: only then have all ranks agreed.
         with self.side.during("between steps"), contextlib.suppress(EvaluationStopped):
             self._run_due_work(steps_done, stopping)
         return time.perf_counter() - started, stopping
+
+    def _work_is_due(self, steps_done: int, stopping: bool) -> bool:
+        return (
+            stopping
+            or self.save_is_due
+            or _is_multiple(steps_done, self.config.checkpoint.every_steps)
+            or _is_multiple(steps_done, self.config.evaluation.every_steps)
+        )
 
     def _run_due_work(self, steps_done: int, stopping: bool) -> None:
         if stopping:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from drillyard.config.kernel_rules import AttentionKernel, unsharded_is_small
+from drillyard.config.kernel_rules import AttentionKernel
 from drillyard.config.run import RunConfig
 from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
@@ -29,6 +29,7 @@ from drillyard.models.meta_model import build_model, load_config
 from drillyard.models.nf4 import count_parameters
 from drillyard.models.pretrained import frozen_in_files, load_pretrained, require_matching_weights
 from drillyard.models.random_init import init_buffers, init_random
+from drillyard.models.sharding import restore_ties
 from drillyard.modelspec import model_spec, spec_from_counts
 from drillyard.parallel.collectives import gather
 from drillyard.parallel.parallelize import (
@@ -160,7 +161,7 @@ def build_sharded_model(
     except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
         raise DoesNotFitError(f"{error}{advice}") from None
-    small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
+    small = resolved.setup.keeps_unsharded
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
     training = training.model_copy(update=recomputation)
@@ -168,6 +169,7 @@ def build_sharded_model(
         root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files
     )
     root.to_empty(device=ranks.device)
+    restore_ties(model)
     init_buffers(model)
     materialise(root)
     root.train()

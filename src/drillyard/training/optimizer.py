@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
+from drillyard.models.sharding import local_tensor
 from drillyard.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A parameter and this rank's shard of it."""
+    """A parameter and this rank's shard of it; a rank that is alone may have plain tensors."""
 
     name: str
-    parameter: DTensor
+    parameter: nn.Parameter
     local: torch.Tensor
 
 
@@ -35,9 +35,9 @@ class LocalShard:
 def local_shards(root: nn.Module) -> list[LocalShard]:
     """The trainable parameters of a sharded module with this rank's shards."""
     return [
-        LocalShard(name, parameter, parameter.to_local())
+        LocalShard(name, parameter, local_tensor(parameter).detach())
         for name, parameter in root.named_parameters()
-        if parameter.requires_grad and isinstance(parameter, DTensor)
+        if parameter.requires_grad
     ]
 
 
@@ -112,8 +112,8 @@ class ShardedAdamW:
         """
         for shard in self.shards:
             gradient = shard.parameter.grad
-            assert isinstance(gradient, DTensor), shard.name
-            shard.local.grad = gradient.to_local()
+            assert gradient is not None, shard.name
+            shard.local.grad = local_tensor(gradient)
         loss, norm = self._global_loss_and_norm(loss_sum)
         found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]

@@ -4,9 +4,9 @@ a named one.
 State is a flat dictionary of sharded tensors that any number of ranks can load. Parameters are
 FSDP2's own DTensors; AdamW's moments live on local shards and are wrapped as DTensors with the
 parameter's mesh, placements and shape, so torch.distributed.checkpoint writes each piece once and
-re-slices it for another number of ranks. Random state belongs to a data rank: it is restored on the
-same number of ranks and drawn again otherwise. The schedule and the sample order need only the
-step.
+re-slices it for another number of ranks. A model that one rank holds whole has plain tensors, which
+are written and read as one piece. Random state belongs to a data rank: it is restored on the same
+number of ranks and drawn again otherwise. The schedule and the sample order need only the step.
 """
 
 from __future__ import annotations
@@ -88,8 +88,10 @@ def set_random_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state[size:], device)
 
 
-def _like_parameter(local: torch.Tensor, shard: LocalShard) -> DTensor:
-    parameter = shard.parameter
+def _like_parameter(local: torch.Tensor, shard: LocalShard) -> torch.Tensor:
+    parameter: torch.Tensor = shard.parameter
+    if not isinstance(parameter, DTensor):
+        return local
     return DTensor.from_local(
         local,
         parameter.device_mesh,

@@ -2,17 +2,21 @@
 
 `train_step` reads the micro-batches of this rank, runs forward and backward, and updates the
 weights. What callbacks do between steps changes no bit of them. The device is waited for only where
-a number is read: at logged steps and before saves.
+a number is read: before saves, and for the figures of the logged step before the last one
+(late_figures.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from drillyard.config.kernel_rules import resolve_compile
@@ -20,8 +24,10 @@ from drillyard.config.run import RunConfig
 from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError
 from drillyard.models.loss import loss_inputs
+from drillyard.parallel.parallelize import end_backward
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import StepRecord
+from drillyard.training.late_figures import PendingFigures, device_event
 from drillyard.training.model_setup import GIB, ShardedModel
 from drillyard.training.optimizer import ShardedAdamW, learning_rate
 from drillyard.training.spikes import RecentSteps, StepFigures
@@ -31,9 +37,14 @@ STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
 
 @dataclass
 class StepWindow:
-    """Time and work of the steps since the last logged one, as measured on this rank's host."""
+    """Time and work of the steps since the last logged one, as measured on this rank's host.
+
+    `began`: when they started on a GPU; `paused`: seconds of callbacks between them.
+    """
 
     started: float
+    began: torch.cuda.Event | None = None
+    paused: float = 0.0
     steps: int = 0
     data_seconds: float = 0.0
     compile_started: float = 0.0
@@ -69,11 +80,12 @@ class Callbacks(Protocol):
         """The first step of this attempt is done."""
 
     def logged_step(self, figures: LoggedStep) -> None:
-        """A logged step is done. May raise to end the run."""
+        """The figures of a logged step are there, on a GPU when the next logged step has been
+        queued. May raise to end the run."""
 
     def after_step(self, steps_done: int) -> tuple[float, bool]:
         """Called after each step; returns the seconds it took, which are not part of a step, and
-        whether to stop."""
+        whether to stop. Calls `Trainer.deliver_figures` before what must come after them."""
 
 
 class Trainer:
@@ -99,6 +111,9 @@ class Trainer:
         self.total_steps = total_steps
         self.accumulate_locally = model.small and shape.accumulation > 1
         self.steps_done = 0
+        self.reads_late = ranks.device.type == "cuda"
+        self._pending: PendingFigures[LoggedStep] | None = None
+        self._callbacks: Callbacks | None = None
         self.recent = RecentSteps(min(config.logging.every_steps, total_steps), ranks.device)
 
     def train_step(self, step: int, window: StepWindow) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,6 +144,7 @@ class Trainer:
             loss = self.root(**vars(inputs), scale=1 / max(1, window.valid_tokens))
             loss.backward()
             loss_sum += loss.detach()
+        end_backward(self.root)
         loss_and_norm = self.optimizer.step(loss_sum, self.learning_rate(step))
         self.optimizer.zero_grad()
         return loss_and_norm
@@ -136,10 +152,9 @@ class Trainer:
     def synchronise_gradients(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only, where whole gradients fit in memory;
         else after each."""
-        if self.shape.accumulation == 1:
+        root: nn.Module = self.root
+        if self.shape.accumulation == 1 or not isinstance(root, FSDPModule):
             return
-        root = self.root
-        assert isinstance(root, FSDPModule)
         root.set_is_last_backward(last)
         if self.accumulate_locally:
             root.set_requires_gradient_sync(last)
@@ -159,9 +174,23 @@ class Trainer:
         """Run steps until the end, or until `callbacks` asks to stop; True when all steps are
         done."""
         self.steps_done = first_step
-        every = self.config.logging.every_steps
-        window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
+        self._callbacks = callbacks
         _disable_garbage_collection()
+        try:
+            self._run_steps(first_step, callbacks)
+            self.deliver_figures()
+        except BaseException:
+            # A device that hangs or has failed must not hide why the run ends.
+            with contextlib.suppress(Exception):
+                if self._pending is not None and self._pending.have_arrived():
+                    self.deliver_figures()
+            raise
+        gc.enable()
+        return self.steps_done == self.total_steps
+
+    def _run_steps(self, first_step: int, callbacks: Callbacks) -> None:
+        every = self.config.logging.every_steps
+        window = self._new_window()
         for step in range(first_step, self.total_steps):
             loss, norm = self.train_step(step, window)
             self.recent.keep(step, loss, norm)
@@ -170,32 +199,39 @@ class Trainer:
             if step == first_step:
                 callbacks.first_step(self.steps_done)
             if self.steps_done % every == 0 or self.steps_done == self.total_steps:
-                figures = self.read_figures(step, loss, norm, window)
-                window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
-                callbacks.logged_step(figures)
+                figures = self.queue_figures(step, loss, norm, window)
+                window = self._new_window()
+                self.deliver_figures()
+                self._pending = figures
+                if not self.reads_late:
+                    self.deliver_figures()
             if self.steps_done % STEPS_BETWEEN_GARBAGE_COLLECTIONS == 0:
                 gc.collect(1)
             paused, stopping = callbacks.after_step(self.steps_done)
-            window.started += paused
+            window.paused += paused
             if stopping:
                 break
-        gc.enable()
-        return self.steps_done == self.total_steps
 
-    def read_figures(
+    def _new_window(self) -> StepWindow:
+        return StepWindow(
+            time.perf_counter(),
+            began=device_event(self.ranks.device),
+            compile_started=compile_seconds(),
+        )
+
+    def queue_figures(
         self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow
-    ) -> LoggedStep:
-        """Wait for the device, once, and read what the step left there."""
+    ) -> PendingFigures[LoggedStep]:
+        """Have what the step leaves on the device copied to the host, without waiting for it."""
         kept = self.recent.values.flatten()
-        figures = torch.cat(
-            [torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]
-        ).tolist()
+        values = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept])
         compiles = resolve_compile(self.config.training, self.ranks.device.type)
+        on_host = time.perf_counter() - window.started
         record = StepRecord(
             step=step + 1,
-            loss=figures[0],
+            loss=math.nan,
             learning_rate=self.learning_rate(step),
-            grad_norm=figures[1],
+            grad_norm=math.nan,
             tokens=round(window.sequences / window.steps * self.config.data.sequence_length),
             valid_tokens=window.valid_tokens,
             num_gpus=self.ranks.world_size,
@@ -206,12 +242,35 @@ class Trainer:
                 else None
             ),
             memory_gib=peak_memory_gib(self.ranks.device),
-            skipped_steps=int(figures[2]),
+            skipped_steps=0,
             window_steps=window.steps,
             epoch=self.data.epoch_of(step, self.shape),
-            step_seconds=(time.perf_counter() - window.started) / window.steps,
+            step_seconds=0.0,
         )
-        return LoggedStep(record, int(figures[4]), self.recent.of(figures[5:], step, window.steps))
+
+        def finished(figures: list[float], on_device: float | None) -> LoggedStep:
+            seconds = (on_host if on_device is None else on_device) - window.paused
+            return LoggedStep(
+                replace(
+                    record,
+                    loss=figures[0],
+                    grad_norm=figures[1],
+                    skipped_steps=int(figures[2]),
+                    step_seconds=seconds / window.steps,
+                ),
+                int(figures[4]),
+                self.recent.of(figures[5:], step, window.steps),
+            )
+
+        return PendingFigures(values, window.began, finished)
+
+    def deliver_figures(self) -> None:
+        """Give the callbacks the figures that are on their way, if any. Waits for the device."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        assert self._callbacks is not None
+        self._callbacks.logged_step(pending.read())
 
     def in_nonfinite_row(self) -> bool:
         """Whether the last step was skipped: then nothing is saved. Waits for the device."""

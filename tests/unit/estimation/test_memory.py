@@ -138,7 +138,11 @@ def test_nothing_is_left_in_memory_that_a_step_has_made(setup):
     assert step.ledger.total - sum(step.ledger.live[4:]) == step.ledger.live[1] + sum(
         state[name] for name in ("parameters", "gradients", "optimizer")
     )
-    assert not any(step.ledger.live[4:])
+    trained = sum(unit.trained_shard for unit in step.units)
+    # A rank that is alone keeps its copies in compute precision.
+    copies = trained * step.compute if setup.holds_whole and step.compute != step.master else 0
+    assert step.ledger.live[4] == copies
+    assert not any(step.ledger.live[5:])
 
 
 @given(setups())

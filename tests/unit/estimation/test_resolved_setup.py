@@ -160,11 +160,30 @@ def test_the_setup_has_the_numbers_of_the_config(peaks: None) -> None:
     assert (setup.adapters.rank, setup.adapters.targets) == (8, ("q_proj",))
 
 
-def test_small_models_keep_their_weights_whole_as_the_trainer_does(peaks: None) -> None:
+def test_weights_stay_whole_where_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        resolved_setup,
+        "memory_estimate",
+        lambda setup: of_peak(50.0 if setup.keeps_unsharded else 30.0),
+    )
+    kept, given_up, unknown = (
+        resolved(run_config(), memory_gib=memory) for memory in (51.0, 49.0, None)
+    )
+    assert kept.setup.keeps_unsharded and kept.setup.activation_checkpointing == "none"
+    assert kept.memory is not None and kept.memory.total.high.value == 50.0
+    assert not given_up.setup.keeps_unsharded
+    assert given_up.setup.activation_checkpointing == "none"
+    assert not unknown.setup.keeps_unsharded
+    given = run_config(training__activation_checkpointing="full")
+    assert resolved(given, memory_gib=51.0).setup.keeps_unsharded
+    assert not resolved(given, memory_gib=49.0).setup.keeps_unsharded
+
+
+def test_weights_of_a_model_that_cannot_be_estimated_stay_whole_where_they_are_few() -> None:
     # 1.1B parameters in fp32 are 4.1 GiB: a sixteenth of 66 GiB.
-    assert resolved(run_config(), memory_gib=80.0).setup.keeps_unsharded
-    assert not resolved(run_config(), memory_gib=60.0).setup.keeps_unsharded
-    assert not resolved(run_config(), memory_gib=None).setup.keeps_unsharded
+    few = spec_from_counts(model_spec(LLAMA).total_parameters)
+    assert resolved(run_config(), spec=few, memory_gib=80.0).setup.keeps_unsharded
+    assert not resolved(run_config(), spec=few, memory_gib=60.0).setup.keeps_unsharded
 
 
 def test_a_model_that_cannot_be_estimated_recomputes_everything(

@@ -177,6 +177,15 @@ def test_fsdp_copies_what_it_gathers_and_reduces():
     assert unit_copies(kept, work, unit) == (gather, 6 * unit.parameters)
 
 
+def test_a_rank_that_is_alone_casts_its_weights_once_a_step_and_gathers_nothing():
+    alone = setup(precision="bf16", shard=1, keeps_unsharded=True, gradient_accumulation=4)
+    work = count_work(alone)
+    unit = work.blocks[0]
+    assert unit_copies(alone, work, unit) == (6 * unit.parameters / 4, 6 * unit.parameters)
+    full = replace(alone, precision="fp32")
+    assert unit_copies(full, count_work(full), unit) == (0, 0)
+
+
 @settings(max_examples=50)
 @given(
     layers=st.integers(1, 6),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drillyard.models import loss as loss_module
 from drillyard.models.loss import LanguageModelLoss, loss_and_gradient, loss_inputs
 
 B, T, V = 4, 64, 512
@@ -163,6 +167,93 @@ def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:
         torch.testing.assert_close(
             LanguageModelLoss(model)(**inputs, scale=0.5) * 2, LanguageModelLoss(model)(**inputs)
         )
+
+
+KERNEL = """
+import sys, torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from drillyard.models import loss_kernel
+
+if sys.argv[1] == "interpreted":
+    loss_kernel._PART = 64
+    for rows, vocabulary, spread in ((1, 5, 1.0), (6, 64, 9.0), (7, 333, 40.0), (3, 1031, 0.1)):
+        torch.manual_seed(vocabulary)
+        logits = torch.randn(rows, vocabulary) * spread
+        logits[:, ::7] = float("-inf")
+        targets = torch.randint(1, min(7, vocabulary), (rows,))
+        targets[1::3] = -100
+        truth = logits.double().requires_grad_()
+        expected = torch.nn.functional.cross_entropy(truth, targets, reduction="sum") / 1021
+        expected.backward()
+        found = loss_kernel.turn_into_gradient(logits, targets, 1 / 1021, -100)
+        assert abs(found.double() - expected) < 2e-6 * max(1e-3, abs(expected)), (found, expected)
+        worst = float((logits.double() - truth.grad).abs().max()) * 1021
+        assert worst < 1e-6 * (1 + spread), (vocabulary, worst)
+        assert not logits[targets == -100].any()
+    for bad in (float("nan"), float("inf")):
+        logits = torch.zeros(2, 100)
+        logits[1, 70] = bad
+        loss = loss_kernel.turn_into_gradient(logits, torch.tensor([3, 4]), 1.0, -100)
+        assert not torch.isfinite(loss), bad
+    beyond = loss_kernel.turn_into_gradient(torch.zeros(1, 9), torch.tensor([9]), 1.0, -100)
+    assert beyond.isnan()
+else:
+    fixed = {"ignored": -100, "part": 4096}
+    for dtype in ("bf16", "fp32"):
+        signature = {"logits": f"*{dtype}", "targets": "*i64", "losses": "*fp32"}
+        signature |= {"vocabulary": "i32", "scale": "fp32"} | dict.fromkeys(fixed, "constexpr")
+        source = ASTSource(fn=loss_kernel.row_kernel, signature=signature, constexprs=fixed)
+        for capability in (80, 90, 100):
+            assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+"""
+
+
+@pytest.mark.parametrize("how", ["interpreted", "compiled"])
+def test_the_kernel_of_gpus_against_fp64(how: str) -> None:
+    """At odd sizes, with ignored rows, masked logits and values that are not finite; and that it
+    compiles."""
+    environment = os.environ | ({"TRITON_INTERPRET": "1"} if how == "interpreted" else {})
+    command = [sys.executable, "-c", KERNEL, how]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+
+
+def test_a_backward_that_needs_the_logits_notices_that_they_are_gone() -> None:
+    """Autograd would otherwise compute with gradients in their place."""
+    x = torch.randn(3, 4, requires_grad=True)
+    logits = x.exp()
+    torch.autograd.graph.increment_version(logits.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logits.sum().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_no_architectures_backward_needs_its_logits(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So on a GPU their gradient can take their place, with the same results."""
+    model = filled_model(architecture)
+    ids = torch.randint(2, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(LENGTH).expand(2, -1)
+
+    def gradients() -> dict[str, torch.Tensor | None]:
+        model.zero_grad()
+        rows = torch.arange(2 * LENGTH)
+        LanguageModelLoss(model)(ids, positions, {}, rows, ids.flatten(), 10).backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    def in_place(
+        logits: torch.Tensor, targets: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found, gradient = loss_and_gradient(logits, targets, scale)
+        return found, logits.copy_(gradient)
+
+    expected = gradients()
+    monkeypatch.setattr(loss_module, "loss_and_gradient", in_place)
+    for name, gradient in gradients().items():
+        kept = expected[name]
+        assert gradient is kept is None or torch.equal(gradient, kept), name
 
 
 class LargestTensor(TorchDispatchMode):

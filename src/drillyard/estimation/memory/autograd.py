@@ -188,8 +188,12 @@ class Tape:
         *,
         accumulates: bool = False,
         skips_first_product: bool = False,
+        gradient_itemsize: int | None = None,
     ) -> None:
         self.ledger = ledger
+        self.gradient_itemsize = gradient_itemsize
+        """Bytes of an element to which gradients of weights are widened as they arrive; None: they
+        stay as they are."""
         self.skips_first_product = skips_first_product
         self.itemsize = itemsize
         """Bytes of an element in compute precision."""
@@ -313,6 +317,9 @@ class Tape:
             node.saved = ()
             return
         gradients = list(backward(gradient))
+        for number, target in enumerate(node.inputs):
+            if isinstance(target, WeightNode):
+                gradients[number] = self._widened(gradients[number])
         node.saved = ()
         if isinstance(node, SplitNode):
             node.slots.clear()
@@ -321,6 +328,11 @@ class Tape:
             arrived, gradients[number] = gradients[number], None
             if target is not None and arrived is not None:
                 self._arrive(target, arrived)
+
+    def _widened(self, gradient: SizedTensor | None) -> SizedTensor | None:
+        if gradient is None or self.gradient_itemsize in (None, gradient.itemsize):
+            return gradient
+        return self.empty(gradient.elements, self.gradient_itemsize)
 
     def _arrive(self, target: OperatorNode | WeightNode, gradient: SizedTensor) -> None:
         if isinstance(target, WeightNode) and gradient.storage is not None:

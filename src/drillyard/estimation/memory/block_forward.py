@@ -79,6 +79,7 @@ class BlockInputs:
     skips_first_product: bool = False
     from_weights: bool = True
     accumulates: bool = False
+    gradient_itemsize: int | None = None
 
     @property
     def rows(self) -> int:

@@ -63,7 +63,11 @@ def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
         return _fused(block, run)
     ledger, mode, itemsize = Ledger(), run.mode, run.itemsize
     e = Tape(
-        ledger, itemsize, accumulates=run.accumulates, skips_first_product=run.skips_first_product
+        ledger,
+        itemsize,
+        accumulates=run.accumulates,
+        skips_first_product=run.skips_first_product,
+        gradient_itemsize=run.gradient_itemsize,
     )
     x = e.empty(run.rows * run.hidden_size)
     # Held to the end: the gradient of the input stays, for the block before.

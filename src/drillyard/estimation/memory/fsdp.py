@@ -16,6 +16,9 @@ The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 t
   until the next unit's (`reduce_scatter_states`, at most one). What comes out is the gradient of
   the shards, or is added to it.
 
+A rank that is alone and keeps its weights has no FSDP2: their copies in compute precision are there
+all the time, and gradients come in master precision (parallel/whole_weights.py).
+
 Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before
 until its own weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares
 weights with no other divides the buffer of a reduction by 1, into another one (`foreach_reduce`);
@@ -124,7 +127,7 @@ class FsdpMemory:
         self.is_older = setup.torch_release < REWRITTEN_IN
         self.whole_gradients = [0] * len(units)
         """Bytes of gradients of whole weights, by unit."""
-        self._gathered: set[int] = set()
+        self._gathered = set(range(len(units)) if setup.holds_whole else ())
         self._sharded_gradients: set[int] = set()
         self._prefetched: dict[int, int] = {}
         self._all_gather_held = 0
@@ -195,7 +198,7 @@ class FsdpMemory:
 
     def reshard(self, number: int) -> None:
         """Give back a unit's whole weights."""
-        if number in self._gathered:
+        if number in self._gathered and not self.setup.holds_whole:
             self._gathered.remove(number)
             self.ledger.give(self._gathered_bytes(self.units[number]), MemoryKind.GATHERED)
 
@@ -204,6 +207,11 @@ class FsdpMemory:
     def reduce(self, number: int) -> None:
         """Turn a unit's whole gradients into gradients of its shards."""
         unit, ledger = self.units[number], self.ledger
+        if self.setup.holds_whole:
+            ledger.give(self.whole_gradients[number], MemoryKind.WHOLE_GRADIENTS)
+            ledger.take(self.whole_gradients[number], MemoryKind.GRADIENTS)
+            self.whole_gradients[number] = 0
+            return
         self.reshard(number)
         self._add_to_kept(number)
         self.release_reduction()
@@ -234,6 +242,8 @@ class FsdpMemory:
     def keep_whole(self, number: int) -> None:
         """Gradients that wait for those of the next micro-batch are cast to master precision, one
         after the other."""
+        if self.setup.holds_whole:
+            return
         unit, ledger = self.units[number], self.ledger
         self._add_to_kept(number)
         wide = self._kept_whole(unit)

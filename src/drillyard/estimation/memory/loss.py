@@ -2,9 +2,10 @@
 
 Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the
 gradient's), that gradient in compute precision, and from it the gradients of the chunk's rows and
-of the head. The head's gradient comes in the precision in which FSDP2 reduces it where the
-parameter's `grad_dtype` makes the engine cast it (from torch 2.15 on), else in compute precision.
-Nothing of a chunk is left when the next one is made, but the sums.
+of the head. On a GPU the gradient takes the logits' place (models/loss_kernel.py). The head's
+gradient comes in the precision in which FSDP2 reduces it where the parameter's `grad_dtype` makes
+the engine cast it (from torch 2.15 on), else in compute precision. Nothing of a chunk is left when
+the next one is made, but the sums.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def loss(
     trains_head: bool,
     head_gradient_itemsize: int,
     steps: str,
+    in_place: bool,
 ) -> PendingBackward:
     """Forward of the loss over `rows` rows, `chunk` at a time, with `steps` (LOGITS_STEPS) after
     the head."""
@@ -52,20 +54,14 @@ def loss(
         size = min(chunk, rows)
         rows -= size
         logits = _logits(e, size * vocab_size, steps)
-        wide = e.empty(size * vocab_size, FP32) if e.itemsize < FP32 else None
-        log_probabilities = e.empty(size * vocab_size, max(FP32, e.itemsize))
-        del wide
-        logits_gradient = e.empty(size * vocab_size) if e.itemsize < FP32 else log_probabilities
-        del log_probabilities
-        # The model's head returns logits with a dimension for the batch: its backward makes a copy
-        # of the gradient.
-        selected = e.empty(size * vocab_size)
+        logits_gradient = logits[0] if in_place else _logits_gradient(e, size * vocab_size)
+        gradient = logits_gradient
         for _ in steps:
-            selected = e.empty(size * vocab_size)
+            gradient = e.empty(size * vocab_size)
         del logits[1:]
         narrow = _gradient_of_head(e, trained, e.itemsize)
         of_rows = e.empty(size * hidden_size)
-        del selected
+        del gradient
         of_head = (
             narrow
             if e.itemsize == head_gradient_itemsize
@@ -85,6 +81,14 @@ def _logits(e: Tape, elements: int, steps: str) -> list[SizedTensor]:
         if step == "t":
             kept.append(logits)
     return [logits, *kept]
+
+
+def _logits_gradient(e: Tape, elements: int) -> SizedTensor:
+    """The gradient as torch's own operators make it, over a log-softmax."""
+    wide = e.empty(elements, FP32) if e.itemsize < FP32 else None
+    log_probabilities = e.empty(elements, max(FP32, e.itemsize))
+    del wide
+    return e.empty(elements) if e.itemsize < FP32 else log_probabilities
 
 
 def _gradient_of_head(e: Tape, elements: int, itemsize: int) -> SizedTensor | None:

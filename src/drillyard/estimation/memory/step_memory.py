@@ -51,7 +51,8 @@ class StepMemory:
         self.keeps_gradients_whole = setup.keeps_unsharded and setup.gradient_accumulation > 1
         self.compute = COMPUTE_BYTES[setup.precision]
         self.master = MASTER_BYTES[setup.precision]
-        is_older = setup.torch_release < REWRITTEN_IN
+        is_older = setup.torch_release < REWRITTEN_IN and not setup.holds_whole
+        self.gradient_itemsize = self.master if setup.holds_whole else None
         self.head_gradient = self.compute if is_older else self.master
         self.adds_at_once = not is_older or self.compute == self.master
         self.ledger = Ledger()
@@ -78,6 +79,7 @@ class StepMemory:
             quantized=setup.quantized,
             fuses=fuses,
             skips_first_product=skips_first_product,
+            gradient_itemsize=self.gradient_itemsize,
         )
         self._profiles: dict[tuple[int, bool, bool], BlockProfile] = {}
         self._run()
@@ -141,6 +143,10 @@ class StepMemory:
         ledger, units = self.ledger, self.units
         ledger.take(sum(self.sharding.resting_bytes(unit) for unit in units), MemoryKind.PARAMETERS)
         ledger.take(self.optimizer_bytes, MemoryKind.OPTIMIZER)
+        if self.setup.holds_whole and self.compute != self.master:
+            ledger.take(
+                sum(unit.trained_shard for unit in units) * self.compute, MemoryKind.GATHERED
+            )
         if self.spec.positions is None:
             # Two copies of the rotary frequencies, one per pair of dimensions (transformers,
             # *RotaryEmbedding).
@@ -156,7 +162,12 @@ class StepMemory:
 
     def _micro_batch(self, *, first: bool, last: bool) -> None:
         adds = self.keeps_gradients_whole and not first and self.adds_at_once
-        e = Tape(self.ledger, self.compute, accumulates=adds)
+        e = Tape(
+            self.ledger,
+            self.compute,
+            accumulates=adds,
+            gradient_itemsize=self.gradient_itemsize,
+        )
         tables = CountedStorage(self.ledger, self._rotary_bytes, MemoryKind.INPUTS)
         waiting, source = self._forward(e, adds=adds)
         self._backward(
@@ -201,6 +212,7 @@ class StepMemory:
                 trains_head=self.setup.adapters is None,
                 head_gradient_itemsize=self.head_gradient,
                 steps=LOGITS_STEPS.get(spec.model_type, ""),
+                in_place=self.setup.device_type == "cuda" and self.setup.precision != "fp64",
             )
             waiting.hidden = normed.node
             del normed, rows
@@ -338,6 +350,13 @@ class StepMemory:
         )
         ledger.take(table + positions, MemoryKind.WHOLE_GRADIENTS)
         ledger.give(self._hidden_bytes, MemoryKind.TEMPORARIES)
+        if self.gradient_itemsize is not None and self.master != self.compute:
+            narrow = table + positions
+            table, positions = (
+                nbytes // self.compute * self.master for nbytes in (table, positions)
+            )
+            ledger.take(table + positions, MemoryKind.WHOLE_GRADIENTS)
+            ledger.give(narrow, MemoryKind.WHOLE_GRADIENTS)
         if spec.tied:
             # The head's gradient of the same weights waits here: their sum is a new tensor, and
             # both go.
