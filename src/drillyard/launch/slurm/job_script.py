@@ -126,7 +126,8 @@ set -euo pipefail
 launch={shlex.quote(launch)}
 {_variables(request, prepared.handle)}
 job_program() {{ # OPTIONS
-    exec python3 "$launch/agent" slurm-job --launch-directory "$launch" --handle "$handle" \\
+    # exec alone would lower SHLVL, and the run's own bash take itself for a login's, which reads .bashrc.
+    exec env "SHLVL=$SHLVL" python3 "$launch/agent" slurm-job --launch-directory "$launch" --handle "$handle" \\
         --submission "$job" --attempt "$restarts" \\
         --max-requeues "$max_requeues" --max-failures "$max_failures" "$@" -- \\
     srun {_BREAK.join(option for option, _, _ in srun if option != _CPUS)} \\

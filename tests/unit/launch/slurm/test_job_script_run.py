@@ -466,6 +466,13 @@ def test_the_agents_get_all_cores_of_the_smallest_node_and_the_leaders_address(t
     assert "--leader 10.0.0.1" in srun or "--leader n1" in srun
 
 
+def test_a_bash_of_the_run_is_no_login_shell(tmp_path: Path):
+    # With SSH_CLIENT a bash whose level is below 2 reads .bashrc.
+    play = Play(tmp_path, 'echo "$SHLVL" >"$PLAY/level"')
+    play.environment["SHLVL"] = "0"
+    assert play.run() == 0 and (tmp_path / "level").read_text() == "2\n"
+
+
 def test_a_setup_line_that_fails_ends_the_job_with_a_word(tmp_path: Path):
     play = Play(tmp_path, "exit 0", slurm="{setup: ['echo \"$UNSET\" loaded', 'false']}")
     assert play.run() == 1 and "loaded" in play.said
