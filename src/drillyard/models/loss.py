@@ -19,6 +19,8 @@ chunks), C rows of a chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
+import subprocess
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -142,9 +144,11 @@ def loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits'
     precision: `scale` times (softmax less the target). Rows of target -100 add nothing. The
-    arithmetic is that of `loss_dtype`. On a GPU the gradient takes the logits' place.
+    arithmetic is that of `loss_dtype`. On a GPU the gradient takes the logits' place, where the
+    kernel for it can be built.
     """
-    if logits_CV.is_cuda and logits_CV.is_contiguous() and logits_CV.dtype != torch.float64:
+    is_for_kernel = logits_CV.is_contiguous() and logits_CV.dtype != torch.float64
+    if logits_CV.is_cuda and is_for_kernel and builds_kernels():
         # Imported here: triton comes only with builds of torch for GPUs.
         from drillyard.models.loss_kernel import turn_into_gradient
 
@@ -157,6 +161,27 @@ def loss_and_gradient(
     gradient_CV = log_probabilities_CV.exp_().mul_(weights_C1)
     gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -weights_C1)
     return loss, gradient_CV.to(logits_CV.dtype)
+
+
+@functools.cache
+def builds_kernels() -> bool:
+    """Whether triton can build kernels here: it compiles a part of its own in C, with Python's
+    headers (triton.backends.nvidia.driver). Warns, once, where it cannot."""
+    try:
+        from triton.runtime import driver
+
+        # Made, and compiled, at the first look.
+        getattr(driver.active, "utils")  # noqa: B009
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        warnings.warn(
+            "the loss is computed by torch's own operators, which move 28 instead of 6 bytes per"
+            " logit and need memory for a chunk's logits in fp32: triton cannot build its kernel"
+            f" ({error}). It needs a C compiler and Python's headers: apt-get install gcc"
+            " python3-dev",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:

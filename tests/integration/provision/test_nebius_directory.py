@@ -181,10 +181,14 @@ def test_the_directory_makes_the_cluster_and_the_file_for_launch(desk: Desk) -> 
     assert refused.returncode != 0 and "ann@desk" in refused.stderr
     desk.store.delete_object(Bucket=planned.state_bucket, Key=LOCK)
 
-    # Fewer nodes, by the same directory.
+    # Fewer nodes, by the same directory. An edited file is kept.
+    (out / "team-ssh.yaml").write_text("# mine\n")
     desk.write(plan(desk.directory, config(nodes=1)))
     assert desk.run("sh", "apply.sh").returncode == 0
     assert desk.cloud.kinds()[VM] == 1
+    (earlier,) = out.glob("team-ssh.yaml.*")
+    assert earlier.read_text() == "# mine\n"
+    assert load_cluster_config(out / "team-ssh.yaml", resolve_environment=False).nodes == 1
 
     # The way back of README.md; data is not destroyed unasked.
     kept = desk.run("terraform", "destroy")

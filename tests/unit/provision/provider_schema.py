@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -103,3 +104,15 @@ def _fits(value: Any, kind: Any) -> bool:
     if outer == "map":
         return isinstance(value, dict) and all(_fits(each, inner) for each in value.values())
     return isinstance(value, list) and all(_fits(each, inner) for each in value)
+
+
+def unknown_references(document: dict[str, Any]) -> set[str]:
+    """What a document's resources refer to, or come after, that it does not have. Every expression
+    in it must be one reference."""
+    resources = document["resource"]
+    known = {f"{kind}.{label}" for kind, named in resources.items() for label in named}
+    text = json.dumps(resources)
+    references = re.findall(r"\$\{([a-z_]+\.[A-Za-z0-9_]+)\.[a-z_]+\}", text)
+    assert text.count("${") == len(references)
+    after = re.findall(r'"depends_on": \[([^\]]*)\]', text)
+    return (set(references) | set(re.findall(r'"([^"]+)"', " ".join(after)))) - known

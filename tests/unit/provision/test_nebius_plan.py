@@ -16,6 +16,7 @@ import yaml
 from tests.unit.provision.clusters import bodies
 from tests.unit.provision.nebius_clusters import ACCESS, OFFERS, RESERVED, config, plan
 from tests.unit.provision.nebius_schema import document_problems
+from tests.unit.provision.offers import every_plan
 from tests.unit.provision.test_schema import leaves
 from tests.unit.provision.vm_clusters import KEY
 
@@ -43,11 +44,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     },
     {"nodes": 1},
 )
-EVERY = [
-    (machine, mode, way)
-    for machine, mode in OFFERS
-    for way in range(len(WAYS) if mode == "on-demand" else 1)
-]
+EVERY = every_plan(OFFERS, len(WAYS))
 
 
 @pytest.fixture(scope="module")

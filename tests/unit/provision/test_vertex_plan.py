@@ -3,7 +3,6 @@ field by field."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from functools import cache
@@ -14,7 +13,12 @@ import pytest
 import yaml
 from tests.unit.provision.clusters import bodies, plan
 from tests.unit.provision.job_clusters import NETWORK, OFFERS, config
-from tests.unit.provision.provider_schema import VERSIONS, document_problems
+from tests.unit.provision.offers import every_plan
+from tests.unit.provision.provider_schema import (
+    VERSIONS,
+    document_problems,
+    unknown_references,
+)
 from tests.unit.provision.test_schema import leaves
 
 from drillyard.config.cluster import cluster_model
@@ -49,12 +53,7 @@ def planned(machine: str = "a3-megagpu-8g", mode: str = "spot", way: int = 0) ->
     return plan_cluster(cluster_model().model_validate(config(machine, mode, **WAYS[way])))
 
 
-_FIRST = {machine: mode for machine, mode in reversed(OFFERS)}
-EVERY = [
-    (machine, mode, way)
-    for machine, mode in OFFERS
-    for way in range(len(WAYS) if _FIRST[machine] == mode else 1)
-]
+EVERY = every_plan(OFFERS, len(WAYS))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -69,13 +68,7 @@ def test_every_rendered_resource_is_one_of_the_provider(version: str) -> None:
 
 def test_every_reference_is_to_a_resource_that_is_there() -> None:
     for each in EVERY:
-        resources = planned(*each).terraform["resource"]
-        known = {f"{kind}.{label}" for kind, named in resources.items() for label in named}
-        text = json.dumps(resources)
-        references = re.findall(r"\$\{([a-z_]+\.[A-Za-z0-9_]+)\.[a-z_]+\}", text)
-        assert text.count("${") == len(references)
-        after = re.findall(r'"depends_on": \[([^\]]*)\]', text)
-        assert set(references) | set(re.findall(r'"([^"]+)"', " ".join(after))) <= known
+        assert not unknown_references(planned(*each).terraform)
 
 
 def test_the_plan_names_each_resource_once_with_its_labels_and_reasons() -> None:

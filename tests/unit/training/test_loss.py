@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drillyard.models import loss as loss_module
-from drillyard.models.loss import LanguageModelLoss, loss_and_gradient, loss_inputs
+from drillyard.models.loss import (
+    LanguageModelLoss,
+    builds_kernels,
+    loss_and_gradient,
+    loss_inputs,
+)
 
 B, T, V = 4, 64, 512
 
@@ -216,6 +222,22 @@ def test_the_kernel_of_gpus_against_fp64(how: str) -> None:
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if how == "interpreted" else {})
     command = [sys.executable, "-c", KERNEL, how]
     subprocess.run(command, env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("lacking", ["triton", "a GPU's driver"])
+def test_where_no_kernel_can_be_built_torchs_operators_take_its_place(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine has no driver for triton to build for."""
+    if lacking == "triton":
+        monkeypatch.setitem(sys.modules, "triton.runtime", None)
+    builds_kernels.cache_clear()
+    with pytest.warns(UserWarning, match="cannot build its kernel"):
+        assert not builds_kernels()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not builds_kernels()
+    builds_kernels.cache_clear()
 
 
 def test_a_backward_that_needs_the_logits_notices_that_they_are_gone() -> None:

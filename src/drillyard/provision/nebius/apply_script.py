@@ -36,7 +36,14 @@ terraform init -input=false
 terraform apply
 
 # The config for `drillyard launch`, with the addresses of the hosts.
-terraform output -raw {output} >{file}
+# One that differs is kept under another name: it may have been edited.
+terraform output -raw {output} >{file}.new
+if [ -e {file} ] && ! cmp -s {file} {file}.new; then
+    kept={file}.$(date +%Y%m%dT%H%M%S)
+    mv {file} "$kept"
+    echo "{file} was replaced; the earlier one is $kept"
+fi
+mv {file}.new {file}
 echo 'drillyard launch RUN.YAML --cluster {file}'
 """  # noqa: E501
 _README = """\

@@ -33,7 +33,7 @@ def nebius_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     allow."""
     raise_all(nebius_problems(cluster, facts), cluster._origin.places)
     (pool,), _ = read_pools(cluster, facts, zonal=False)
-    settings = NebiusSettings(cluster, pool, facts)
+    settings = NebiusSettings(cluster, facts, pool)
     document = TerraformDocument()
     subnet, group = add_network(document, settings)
     hosts = add_nodes(document, settings, subnet, group)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drillyard.config.cluster import ClusterConfig
-from drillyard.config.creation import CreationConfig
-from drillyard.hardware.catalog import Catalog
-from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.creation_settings import CreationSettings
 from drillyard.provision.nebius.config import NebiusConfig
 from drillyard.provision.node_login import DEFAULT_USER
 from drillyard.provision.terraform_document import Body, TerraformDocument, because
@@ -23,21 +21,10 @@ PROJECT_KEY = "cluster.yaml: location.project"
 
 
 @dataclass(frozen=True)
-class NebiusSettings:
-    """A config that the rules allow, with its only pool and the facts."""
+class NebiusSettings(CreationSettings):
+    """A config that the rules allow, with its only pool."""
 
-    cluster: ClusterConfig
     pool: Pool
-    facts: Catalog
-
-    @property
-    def name(self) -> str:
-        return self.cluster.name
-
-    @property
-    def project(self) -> str:
-        assert self.cluster.location is not None and self.cluster.location.project is not None
-        return self.cluster.location.project
 
     @property
     def region(self) -> str:
@@ -48,16 +35,8 @@ class NebiusSettings:
         return self.cluster.section_as(NebiusConfig)
 
     @property
-    def creation(self) -> CreationConfig:
-        return self.cluster.cluster or CreationConfig()
-
-    @property
     def user(self) -> str:
         return self.section.user or DEFAULT_USER
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {CLUSTER_LABEL: self.name, **self.creation.labels}
 
 
 def add_named(

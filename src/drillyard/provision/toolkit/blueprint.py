@@ -47,72 +47,72 @@ class Blueprint:
     fields: tuple[ExplainedField, ...]
 
 
-def slurm_blueprint(found: SlurmCluster) -> Blueprint:
+def slurm_blueprint(slurm: SlurmCluster) -> Blueprint:
     """The documents of a cluster that the rules allow."""
-    document = BlueprintDocument(found.settings.name)
+    document = BlueprintDocument(slurm.settings.name)
     document.start_group(BASE)
-    _add_network(document, found)
-    _add_image_script(document, found)
+    _add_network(document, slurm)
+    _add_image_script(document, slurm)
     document.start_group(IMAGE)
-    family = _add_image(document, found)
+    family = _add_image(document, slurm)
     document.start_group(CLUSTER)
-    used, networks = _add_data_networks(document, found)
-    home = _add_home(document, found)
-    startup = _add_node_startup(document, found)
-    body = nodeset_settings(found, networks)
-    partition = add_nodes(document, found, ["network", *used, *startup], body)
-    _add_login(document, found)
-    _add_controller(document, found, ["network", partition, "login", home])
+    used, networks = _add_data_networks(document, slurm)
+    home = _add_home(document, slurm)
+    startup = _add_node_startup(document, slurm)
+    body = nodeset_settings(slurm, networks)
+    partition = add_nodes(document, slurm, ["network", *used, *startup], body)
+    _add_login(document, slurm)
+    _add_controller(document, slurm, ["network", partition, "login", home])
     return Blueprint(
-        document.as_value(), _deployment(found, family), family, tuple(document.fields)
+        document.as_value(), _deployment(slurm, family), family, tuple(document.fields)
     )
 
 
-def _deployment(found: SlurmCluster, family: str) -> dict[str, Any]:
-    settings = found.settings
+def _deployment(slurm: SlurmCluster, family: str) -> dict[str, Any]:
+    settings = slurm.settings
     return {
         "terraform_backend_defaults": {
             "type": "gcs",
-            "configuration": {"bucket": found.state_bucket},
+            "configuration": {"bucket": slurm.state_bucket},
         },
         "vars": {
             "deployment_name": settings.name,
             "project_id": settings.project,
             "region": settings.region,
-            "zone": found.pool.zone,
+            "zone": slurm.pool.zone,
             "labels": dict(settings.labels),
             "instance_image": {"project": settings.project, "family": family},
         },
     }
 
 
-def _vpc(found: SlurmCluster, name: str, address_range: Any, mtu: int | None) -> Body:
+def _vpc(slurm: SlurmCluster, name: str, address_range: Any, mtu: int | None) -> Body:
     subnet = {
         "subnet_name": name,
-        "subnet_region": found.settings.region,
+        "subnet_region": slurm.settings.region,
         "subnet_ip": str(address_range),
         "subnet_private_access": "true",
     }
     body: Body = {
         "network_name": because(name, "the cluster's name, and what it is", "cluster.yaml: name"),
-        "network_description": described(found.settings.name),
+        "network_description": described(slurm.settings.name),
         "subnetworks": because([subnet], "one subnet, in the cluster's region", _RANGES),
         "enable_internal_traffic": because(True, "agents and ranks open ports as they need them"),
     }
     if mtu is not None:
-        body["mtu"] = because(mtu, "the largest packets of the NICs", _mtu_source(found))
+        body["mtu"] = because(mtu, "the largest packets of the NICs", _mtu_source(slurm))
     return body
 
 
-def _mtu_source(found: SlurmCluster) -> str:
-    return found.network.interfaces[0].source
+def _mtu_source(slurm: SlurmCluster) -> str:
+    return slurm.network.interfaces[0].source
 
 
-def _add_network(document: BlueprintDocument, found: SlurmCluster) -> None:
-    creation, (nodes, _, _) = found.settings.creation, found.ranges()
+def _add_network(document: BlueprintDocument, slurm: SlurmCluster) -> None:
+    creation, (nodes, _, _) = slurm.settings.creation, slurm.ranges()
     private = creation.private_nodes
-    mtu = next((each.mtu for each in found.host or found.data), None)
-    body = _vpc(found, found.settings.name, nodes, mtu)
+    mtu = next((each.mtu for each in slurm.host or slurm.data), None)
+    body = _vpc(slurm, slurm.settings.name, nodes, mtu)
     body |= {
         "enable_iap_ssh_ingress": because(private, "logins through Google's tunnel", _PRIVATE),
         "enable_cloud_router": because(private, "NAT needs a router", _PRIVATE),
@@ -138,14 +138,14 @@ def _stack_install(stack: NetworkStack | None) -> list[dict[str, str]]:
     return [_runner("shell", f"install_{stack.name}.sh", text)]
 
 
-def _add_image_script(document: BlueprintDocument, found: SlurmCluster) -> None:
+def _add_image_script(document: BlueprintDocument, slurm: SlurmCluster) -> None:
     release = toolkit_release()
-    lustre = found.own.home == "lustre"
+    lustre = slurm.own.home == "lustre"
     runners = [
         _runner("data", _VARIABLES, scripts.slurm_variables(lustre=lustre)),
         _runner("shell", "install_slurm.sh", scripts.install_slurm(release)),
         _runner("shell", "install_containers.sh", scripts.install_containers()),
-        *_stack_install(found.network.stack),
+        *_stack_install(slurm.network.stack),
     ]
     why = "Slurm, containers and the network stack are in the image: a node starts with them"
     document.add(
@@ -164,15 +164,15 @@ def _add_image_script(document: BlueprintDocument, found: SlurmCluster) -> None:
     )
 
 
-def _add_image(document: BlueprintDocument, found: SlurmCluster) -> str:
+def _add_image(document: BlueprintDocument, slurm: SlurmCluster) -> str:
     """Add the image; its family, which is named after all that the image is made of."""
-    row = boot_image(found.pool.machine.architecture)
+    row = boot_image(slurm.pool.machine.architecture)
     project, source = row.image.split("/")
     content = json.dumps(
-        [document.settings("image-script"), row.image, found.settings.creation.disk_gib],
+        [document.settings("image-script"), row.image, slurm.settings.creation.disk_gib],
         sort_keys=True,
     )
-    family = f"{found.settings.name}-slurm-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    family = f"{slurm.settings.name}-slurm-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     document.add(
         "slurm-image",
         "modules/packer/custom-image",
@@ -184,12 +184,12 @@ def _add_image(document: BlueprintDocument, found: SlurmCluster) -> str:
             ),
             "machine_type": because(IMAGE_MACHINE, "to build an image needs no GPU"),
             "disk_size": because(
-                found.settings.creation.disk_gib,
+                slurm.settings.creation.disk_gib,
                 "the disk of a node is not smaller",
                 "cluster.yaml: cluster.disk_gib",
             ),
             "omit_external_ip": because(
-                found.settings.creation.private_nodes, "as the nodes", _PRIVATE
+                slurm.settings.creation.private_nodes, "as the nodes", _PRIVATE
             ),
         },
         use=["network", "image-script"],
@@ -199,13 +199,13 @@ def _add_image(document: BlueprintDocument, found: SlurmCluster) -> str:
 
 
 def _add_data_networks(
-    document: BlueprintDocument, found: SlurmCluster
+    document: BlueprintDocument, slurm: SlurmCluster
 ) -> tuple[list[str], str | None]:
     """The modules whose networks the nodes use, and the expression of the others."""
-    _, host_range, data_range = found.ranges()
-    if not found.data:
+    _, host_range, data_range = slurm.ranges()
+    if not slurm.data:
         return [], None
-    name, data = found.settings.name, found.data
+    name, data = slurm.settings.name, slurm.data
     if data[0].profile is None:
         document.add(
             "gpu-networks",
@@ -215,16 +215,16 @@ def _add_data_networks(
                 "network_description": described(name),
                 "network_count": because(len(data), "data NICs", data[0].source),
                 "global_ip_address_range": because(str(data_range), "all of them", _RANGES),
-                "subnetwork_cidr_suffix": because(found.data_prefix, "of each VPC", _RANGES),
+                "subnetwork_cidr_suffix": because(slurm.data_prefix, "of each VPC", _RANGES),
                 "mtu": because(data[0].mtu, "the largest packets of the NICs", data[0].source),
             },
         )
         return ["gpu-networks"], None
     if host_range is not None:
         document.add(
-            "host-network", _VPC, _vpc(found, f"{name}-host", host_range, found.host[0].mtu)
+            "host-network", _VPC, _vpc(slurm, f"{name}-host", host_range, slurm.host[0].mtu)
         )
-    project = found.settings.project
+    project = slurm.settings.project
     profile = f"projects/{project}/global/networkProfiles/{data[0].profile}"
     document.add(
         "rdma-network",
@@ -243,7 +243,7 @@ def _add_data_networks(
                     "name_prefix": f"{name}-rdma",
                     "count": len(data),
                     "ip_range": str(data_range),
-                    "region": found.settings.region,
+                    "region": slurm.settings.region,
                 },
                 "a subnet for each data NIC",
                 data[0].source,
@@ -261,17 +261,17 @@ def _add_data_networks(
     return [], f"$(concat([{{{second}}}], {interfaces}))"
 
 
-def _add_home(document: BlueprintDocument, found: SlurmCluster) -> str:
+def _add_home(document: BlueprintDocument, slurm: SlurmCluster) -> str:
     source = "cluster.yaml: cluster.head.home"
-    size = because(found.home_gib, "its size", "cluster.yaml: cluster.head.home_gib")
+    size = because(slurm.home_gib, "its size", "cluster.yaml: cluster.head.home_gib")
     mount = because(HOME, "all nodes share it: code, runs, checkpoints")
-    if found.own.home == "filestore":
-        protected = found.settings.creation.deletion_protection
+    if slurm.own.home == "filestore":
+        protected = slurm.settings.creation.deletion_protection
         return document.add(
             "home",
             "modules/file-system/filestore",
             {
-                "filestore_tier": because(found.home.tier, "its speed grows with its size", source),
+                "filestore_tier": because(slurm.home.tier, "its speed grows with its size", source),
                 "size_gb": size,
                 "local_mount": mount,
                 "mount_options": because("defaults,hard", "a run waits for a slow server"),
@@ -288,10 +288,10 @@ def _add_home(document: BlueprintDocument, found: SlurmCluster) -> str:
         "home",
         "modules/file-system/managed-lustre",
         {
-            "name": because(f"{found.settings.name}-home", "the cluster's"),
+            "name": because(f"{slurm.settings.name}-home", "the cluster's"),
             "size_gib": size,
             "per_unit_storage_throughput": because(
-                found.home.throughput, "MB/s of each TiB", cited(found.home, "throughput")
+                slurm.home.throughput, "MB/s of each TiB", cited(slurm.home, "throughput")
             ),
             "local_mount": mount,
             "remote_mount": because("lustrefs", "the name of the file system"),
@@ -300,17 +300,17 @@ def _add_home(document: BlueprintDocument, found: SlurmCluster) -> str:
     )
 
 
-def _add_node_startup(document: BlueprintDocument, found: SlurmCluster) -> list[str]:
+def _add_node_startup(document: BlueprintDocument, slurm: SlurmCluster) -> list[str]:
     """The script of each start of a node, where its machine or network stack needs one."""
     body: Body = {}
-    if found.pool.machine.local_disks is not None:
+    if slurm.pool.machine.local_disks is not None:
         body["local_ssd_filesystem"] = because(
             {"fs_type": "ext4", "mountpoint": "/mnt/localssd", "permissions": "1777"},
             "local SSDs come without a file system",
-            cited(found.pool.machine, "local_disks"),
+            cited(slurm.pool.machine, "local_disks"),
         )
-    stack = found.network.stack
-    if stack is not None and stack.sidecar is not None and found.data:
+    stack = slurm.network.stack
+    if stack is not None and stack.sidecar is not None and slurm.data:
         body["runners"] = because(
             [_runner("shell", "install_plugin.sh", scripts.install_plugin(stack))],
             "the libraries of the network stack, where runs look for them",
@@ -319,40 +319,40 @@ def _add_node_startup(document: BlueprintDocument, found: SlurmCluster) -> list[
     return [document.add("node-startup", _STARTUP, body)] if body else []
 
 
-def _add_login(document: BlueprintDocument, found: SlurmCluster) -> None:
+def _add_login(document: BlueprintDocument, slurm: SlurmCluster) -> None:
     document.add(
         "login",
         "community/modules/scheduler/schedmd-slurm-gcp-v6-login",
         {
             "name_prefix": because(LOGIN, "a part of its name"),
             "machine_type": because(
-                found.own.login, "it runs no jobs", "cluster.yaml: cluster.head.login"
+                slurm.own.login, "it runs no jobs", "cluster.yaml: cluster.head.login"
             ),
             "instance_image": because(_IMAGE, "as the nodes: programs are built there"),
             "instance_image_custom": because(True, "it is not one of the toolkit's own"),
             "disk_type": because(CONTROLLER_DISK, "a boot disk that any machine can have"),
             "disk_size_gb": because(
-                found.settings.creation.disk_gib,
+                slurm.settings.creation.disk_gib,
                 "not smaller than the image",
                 "cluster.yaml: cluster.disk_gib",
             ),
             "enable_login_public_ips": because(
-                not found.settings.creation.private_nodes, "how one logs in", _PRIVATE
+                not slurm.settings.creation.private_nodes, "how one logs in", _PRIVATE
             ),
         },
         use=["network"],
     )
 
 
-def _add_controller(document: BlueprintDocument, found: SlurmCluster, use: list[str]) -> None:
-    row = slurm_machines()[found.pool.machine.name]
-    creation, stack = found.settings.creation, found.network.stack
+def _add_controller(document: BlueprintDocument, slurm: SlurmCluster, use: list[str]) -> None:
+    row = slurm_machines()[slurm.pool.machine.name]
+    creation, stack = slurm.settings.creation, slurm.network.stack
     body: Body = {
         "slurm_cluster_name": because(
-            found.settings.name, "names of nodes begin with it", "cluster.yaml: name"
+            slurm.settings.name, "names of nodes begin with it", "cluster.yaml: name"
         ),
         "machine_type": because(
-            found.own.controller, "slurmctld and slurmdbd", "cluster.yaml: cluster.head.controller"
+            slurm.own.controller, "slurmctld and slurmdbd", "cluster.yaml: cluster.head.controller"
         ),
         "instance_image": because(_IMAGE, "as the nodes: the same version of Slurm"),
         "instance_image_custom": because(True, "it is not one of the toolkit's own"),
@@ -378,7 +378,7 @@ def _add_controller(document: BlueprintDocument, found: SlurmCluster, use: list[
             cited(row, "resume_seconds"),
         ),
     }
-    if stack is not None and stack.sidecar is not None and found.data:
+    if stack is not None and stack.sidecar is not None and slurm.data:
         for key, text, why in (
             ("prolog_scripts", scripts.daemon_prolog(stack), "starts"),
             ("epilog_scripts", scripts.daemon_epilog(), "ends"),

@@ -19,7 +19,7 @@ _MADE_BY = "Made by `drillyard cluster plan --output`."
 
 
 def deployment_files(
-    found: SlurmCluster, made: Blueprint, services: Sequence[str]
+    slurm: SlurmCluster, made: Blueprint, services: Sequence[str]
 ) -> dict[str, tuple[str, int]]:
     """The files by name: text and mode."""
     release = toolkit_release()
@@ -27,15 +27,15 @@ def deployment_files(
     return {
         "blueprint.yaml": (as_yaml(made.blueprint, about), 0o644),
         "deployment.yaml": (as_yaml(made.deployment, about), 0o644),
-        "ssh_config": (_ssh_config(found), 0o644),
-        "apply.sh": (_apply(found, services), 0o755),
-        "destroy.sh": (_destroy(found), 0o755),
+        "ssh_config": (_ssh_config(slurm), 0o644),
+        "apply.sh": (_apply(slurm, services), 0o755),
+        "destroy.sh": (_destroy(slurm), 0o755),
     }
 
 
-def _apply(found: SlurmCluster, services: Sequence[str]) -> str:
-    release, settings = toolkit_release(), found.settings
-    bucket, project = f"gs://{found.state_bucket}", f"--project={settings.project}"
+def _apply(slurm: SlurmCluster, services: Sequence[str]) -> str:
+    release, settings = toolkit_release(), slurm.settings
+    bucket, project = f"gs://{slurm.state_bucket}", f"--project={settings.project}"
     describe = _shell("gcloud", "storage", "buckets", "describe", bucket, project)
     create = _shell(
         *("gcloud", "storage", "buckets", "create", bucket, project),
@@ -65,16 +65,16 @@ gcluster deploy --overwrite-deployment -d deployment.yaml blueprint.yaml
 """
 
 
-def _destroy(found: SlurmCluster) -> str:
-    settings = found.settings
-    where = (f"--project={settings.project}", f"--zones={found.pool.zone}")
+def _destroy(slurm: SlurmCluster) -> str:
+    settings = slurm.settings
+    where = (f"--project={settings.project}", f"--zones={slurm.pool.zone}")
     groups = _shell(
         *("gcloud", "compute", "instance-groups", "managed", "list", *where),
         *(f"--filter=name ~ ^{settings.name}-nodes-", "--format=value(name)"),
     )
     delete = _shell(
         *("gcloud", "compute", "instance-groups", "managed", "delete"),
-        *(f"--project={settings.project}", f"--zone={found.pool.zone}"),
+        *(f"--project={settings.project}", f"--zone={slurm.pool.zone}"),
     )
     images = _shell(
         *("gcloud", "compute", "images", "list", f"--project={settings.project}"),
@@ -85,7 +85,7 @@ def _destroy(found: SlurmCluster) -> str:
     return f"""\
 #!/bin/sh
 # Removes the Slurm cluster {settings.name} with all data on /home. {_MADE_BY}
-# It can be run again after an error. The bucket of the state, gs://{found.state_bucket}, remains.
+# It can be run again after an error. The bucket of the state, gs://{slurm.state_bucket}, remains.
 set -eu
 cd "$(dirname -- "$0")"
 gcluster destroy {shlex.quote(settings.name)}
@@ -102,11 +102,11 @@ done
 """
 
 
-def _ssh_config(found: SlurmCluster) -> str:
-    settings, host = found.settings, found.login_node
+def _ssh_config(slurm: SlurmCluster) -> str:
+    settings, host = slurm.settings, slurm.login_node
     tunnel = _shell(
         *("gcloud", "compute", "start-iap-tunnel", host, "%p", "--listen-on-stdin"),
-        *(f"--project={settings.project}", f"--zone={found.pool.zone}", "--verbosity=warning"),
+        *(f"--project={settings.project}", f"--zone={slurm.pool.zone}", "--verbosity=warning"),
     )
     lines = [f"# {_MADE_BY}", f"Host {host}"]
     if settings.creation.private_nodes:

@@ -23,10 +23,10 @@ _CONSUMPTION = "cluster.yaml: consumption"
 _SOURCE = "community/modules/compute/schedmd-slurm-gcp-v6-nodeset"
 
 
-def nodeset_settings(found: SlurmCluster, networks: str | None) -> Body:
+def nodeset_settings(slurm: SlurmCluster, networks: str | None) -> Body:
     """The settings of the only nodeset. `networks`: the expression of its additional networks,
     where no module that it uses has them."""
-    pool, machine, creation = found.pool, found.pool.machine, found.settings.creation
+    pool, machine, creation = slurm.pool, slurm.pool.machine, slurm.settings.creation
     row = slurm_machines()[machine.name]
     flex = pool.consumption == "flex-start"
     assert machine.cores is not None and machine.vcpus is not None
@@ -75,17 +75,17 @@ def nodeset_settings(found: SlurmCluster, networks: str | None) -> Body:
     }
     if networks is not None:
         body["additional_networks"] = because(
-            networks, "in the order of the NICs", found.network.interfaces[0].source
+            networks, "in the order of the NICs", slurm.network.interfaces[0].source
         )
-    body |= _bought(found)
+    body |= _bought(slurm)
     plain = {key: getattr(value, "value", value) for key, value in body.items()}
     assert not [*nodeset_conflicts(plain, machine.name)], "refused by toolkit_problems"
     return body
 
 
-def _bought(found: SlurmCluster) -> Body:
+def _bought(slurm: SlurmCluster) -> Body:
     """What says how the nodes are bought; on demand needs nothing."""
-    pool = found.pool
+    pool = slurm.pool
     if pool.consumption == "spot":
         return {"enable_spot_vm": because(True, "how they are bought", _CONSUMPTION)}
     if pool.consumption == "flex-start":
@@ -95,16 +95,16 @@ def _bought(found: SlurmCluster) -> Body:
         why = "asked for by jobs, each for as long as its time limit, at most a week"
         return {"dws_flex": because(flex, why, cited(way_of_buying("flex-start"), "longest_hours"))}
     if pool.reservations:
-        value = reservation_value(pool.reservations[0], found.settings.project)
+        value = reservation_value(pool.reservations[0], slurm.settings.project)
         why = "the nodes are taken from this reservation alone"
         return {"reservation_name": because(value, why, "cluster.yaml: reservation")}
     return {}
 
 
-def add_nodes(document: BlueprintDocument, found: SlurmCluster, use: list[str], body: Body) -> str:
+def add_nodes(document: BlueprintDocument, slurm: SlurmCluster, use: list[str], body: Body) -> str:
     """Add nodeset and partition; the partition's id. `use`: the network and startup script."""
     document.add("nodes", _SOURCE, body, use=use)
-    row = slurm_machines()[found.pool.machine.name]
+    row = slurm_machines()[slurm.pool.machine.name]
     conf = {
         "OverSubscribe": "EXCLUSIVE",
         "ResumeTimeout": row.resume_seconds,
@@ -115,11 +115,11 @@ def add_nodes(document: BlueprintDocument, found: SlurmCluster, use: list[str], 
         "community/modules/compute/schedmd-slurm-gcp-v6-partition",
         {
             "partition_name": because(
-                found.partition, "the partition of runs", "cluster.yaml: slurm.partition"
+                slurm.partition, "the partition of runs", "cluster.yaml: slurm.partition"
             ),
             "is_default": because(True, "it is the only one"),
             "exclusive": because(
-                found.pool.consumption == "flex-start",
+                slurm.pool.consumption == "flex-start",
                 "nodes of flex-start go with their job; others stay for the next one",
                 _CONSUMPTION,
             ),

@@ -40,38 +40,38 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     allow."""
     raise_all(slurm_problems(cluster, facts), cluster._origin.places)
     settings = read_settings(cluster, facts)
-    found = read_slurm_cluster(settings)
-    assert found is not None, "refused by slurm_problems"
-    made = slurm_blueprint(found)
-    services = [*_SERVICES, found.home.service]
+    slurm = read_slurm_cluster(settings)
+    assert slurm is not None, "refused by slurm_problems"
+    made = slurm_blueprint(slurm)
+    services = [*_SERVICES, slurm.home.service]
     if settings.creation.private_nodes:
         services.append(_IAP)
-    nodes, host, data = found.ranges()
+    nodes, host, data = slurm.ranges()
     ranges = {settings.name: nodes, f"{settings.name}-host": host, f"{settings.name}-data": data}
     return ClusterPlan(
         name=cluster.name,
         platform=cluster.platform,
         project=settings.project,
         region=settings.region,
-        zone=found.pool.zone,
-        pools=(found.pool,),
+        zone=slurm.pool.zone,
+        pools=(slurm.pool,),
         terraform={},
-        state_bucket=found.state_bucket,
-        resources=tuple(_resources(found, made.image_family)),
-        prices=slurm_prices(found),
+        state_bucket=slurm.state_bucket,
+        resources=tuple(_resources(slurm, made.image_family)),
+        prices=slurm_prices(slurm),
         quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(services),
-        warnings=tuple(_warnings(found)),
+        warnings=tuple(_warnings(slurm)),
         fields=made.fields,
         labels=settings.labels,
-        launch_settings={cluster.platform: _launch_section(found)},
+        launch_settings={cluster.platform: _launch_section(slurm)},
         toolkit=ToolkitDeployment(
-            files=deployment_files(found, made, services),
+            files=deployment_files(slurm, made, services),
             ranges={name: str(each) for name, each in ranges.items() if each is not None},
             groups=TERRAFORM_GROUPS,
             controller=f"{settings.name}-controller",
-            further_kinds=tuple(_further_kinds(found)),
-            network_profile=found.data[0].profile if found.data else None,
+            further_kinds=tuple(_further_kinds(slurm)),
+            network_profile=slurm.data[0].profile if slurm.data else None,
         ),
     )
 
@@ -84,20 +84,20 @@ def slurm_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
         return []
     _, problems = read_pools(cluster, facts)
     own = [each for each in problems if each.path[:2] != ("cluster", "pools")]
-    found = read_slurm_cluster(read_settings(cluster, facts))
-    if found is None:
+    slurm = read_slurm_cluster(read_settings(cluster, facts))
+    if slurm is None:
         return own
     return [
         *own,
-        *place_problems(cluster, [found.pool], facts),
-        *toolkit_problems(found),
-        *range_problems(found.settings.creation.ranges, found.range_sizes),
+        *place_problems(cluster, [slurm.pool], facts),
+        *toolkit_problems(slurm),
+        *range_problems(slurm.settings.creation.ranges, slurm.range_sizes),
     ]
 
 
-def _resources(found: SlurmCluster, family: str) -> Iterator[PlannedResource]:
+def _resources(slurm: SlurmCluster, family: str) -> Iterator[PlannedResource]:
     """What exists after the deployment, by the blueprint's modules."""
-    name, region, zone = found.settings.name, found.settings.region, found.pool.zone
+    name, region, zone = slurm.settings.name, slurm.settings.region, slurm.pool.zone
 
     def one(
         module: str, kind: str, called: str, where: str | None, labelled: bool
@@ -105,59 +105,59 @@ def _resources(found: SlurmCluster, family: str) -> Iterator[PlannedResource]:
         return PlannedResource(module, kind, called, where, labelled, made_by=_TOOLKIT)
 
     yield PlannedResource(
-        "", "google_storage_bucket", found.state_bucket, region, True, made_by="drillyard"
+        "", "google_storage_bucket", slurm.state_bucket, region, True, made_by="drillyard"
     )
     yield one("network", "google_compute_network", name, None, False)
-    if found.settings.creation.private_nodes:
+    if slurm.settings.creation.private_nodes:
         yield one("network", "google_compute_router_nat", f"{name} (one)", region, False)
     yield one("slurm-image", "google_compute_image", f"{family} (family)", None, True)
-    if found.host:
+    if slurm.host:
         yield one("host-network", "google_compute_network", f"{name}-host", None, False)
-    if found.data and found.data[0].profile is not None:
+    if slurm.data and slurm.data[0].profile is not None:
         yield one("rdma-network", "google_compute_network", f"{name}-rdma", None, False)
-    elif found.data:
-        for number in range(len(found.data)):
+    elif slurm.data:
+        for number in range(len(slurm.data)):
             called = f"{name}-gpu-{number}"
             yield one("gpu-networks", "google_compute_network", called, None, False)
     kind = (
-        "google_filestore_instance" if found.own.home == "filestore" else "google_lustre_instance"
+        "google_filestore_instance" if slurm.own.home == "filestore" else "google_lustre_instance"
     )
     yield one("home", kind, f"{HOME} of {name}", zone, True)
     yield one("controller", "google_compute_instance", f"{name}-controller", zone, True)
     yield one("controller", "google_storage_bucket", f"files of {name}'s Slurm", region, True)
-    yield one("login", "google_compute_instance", found.login_node, zone, True)
-    if not found.pool.scales_from_zero:
-        for number in range(found.pool.nodes):
+    yield one("login", "google_compute_instance", slurm.login_node, zone, True)
+    if not slurm.pool.scales_from_zero:
+        for number in range(slurm.pool.nodes):
             called = f"{name}-nodes-{number}"
             yield one("nodes", "google_compute_instance", called, zone, True)
 
 
-def _further_kinds(found: SlurmCluster) -> Iterator[str]:
+def _further_kinds(slurm: SlurmCluster) -> Iterator[str]:
     """Of what the modules make that has no name of its own in the plan."""
     kinds = ["subnetwork", "firewall", "instance_template"]
-    if found.settings.creation.private_nodes:
+    if slurm.settings.creation.private_nodes:
         kinds += ["router", "address"]
-    if found.own.home == "lustre":
+    if slurm.own.home == "lustre":
         kinds.append("global_address")
         yield "google_service_networking_connection"
     yield from (f"google_compute_{each}" for each in kinds)
 
 
-def _launch_section(found: SlurmCluster) -> dict[str, Any]:
+def _launch_section(slurm: SlurmCluster) -> dict[str, Any]:
     """The section `slurm:` of the file for `launch`: what the config has, and the made cluster's
     login node, partition and shared directory where it has none."""
-    section = found.settings.cluster.section_as(SlurmConfig)
+    section = slurm.settings.cluster.section_as(SlurmConfig)
     made = {
-        "login_host": f"USER@{found.login_node}",
+        "login_host": f"USER@{slurm.login_node}",
         "config_file": "ssh_config",
         "directory": f"{HOME}/USER/project",
-        "partition": found.partition,
+        "partition": slurm.partition,
     }
     return {**made, **section.model_dump(mode="json", exclude_unset=True, exclude_none=True)}
 
 
-def _warnings(found: SlurmCluster) -> Iterator[str]:
-    pool, name = found.pool, found.settings.name
+def _warnings(slurm: SlurmCluster) -> Iterator[str]:
+    pool, name = slurm.pool, slurm.settings.name
     yield "name, location, cluster.ranges and cluster.head.home cannot be changed later"
     if pool.scales_from_zero:
         yield (
@@ -171,5 +171,5 @@ def _warnings(found: SlurmCluster) -> Iterator[str]:
         f"controller, login and nodes act as the project's default Compute Engine service account:"
         f" who can run jobs on {name} can do what it may do"
     )
-    if not found.settings.creation.private_nodes:
+    if not slurm.settings.creation.private_nodes:
         yield "cluster.authorized_networks: must contain this machine, or no run can be launched"

@@ -29,11 +29,11 @@ from drillyard.provision.toolkit.settings import HOME, SlurmCluster
 _PARTITION = re.compile("[a-z][a-z0-9-]*")
 
 
-def toolkit_problems(found: SlurmCluster) -> Iterator[Problem]:
+def toolkit_problems(slurm: SlurmCluster) -> Iterator[Problem]:
     """What is wrong with the settings, the machine and how it is bought."""
-    yield from _settings(found)
-    yield from _own_settings(found)
-    yield from _machine(found)
+    yield from _settings(slurm)
+    yield from _own_settings(slurm)
+    yield from _machine(slurm)
 
 
 def nodeset_conflicts(nodeset: Mapping[str, Any], machine: str) -> Iterator[tuple[str, str]]:
@@ -48,8 +48,8 @@ def nodeset_conflicts(nodeset: Mapping[str, Any], machine: str) -> Iterator[tupl
             yield from ((rule.name, other) for other in rule.never_with if other in used)
 
 
-def _settings(found: SlurmCluster) -> Iterator[Problem]:
-    settings = found.settings
+def _settings(slurm: SlurmCluster) -> Iterator[Problem]:
+    settings = slurm.settings
     cluster, creation = settings.cluster, settings.creation
     longest = toolkit_release().cluster_name_length
     if len(cluster.name) > longest:
@@ -63,7 +63,7 @@ def _settings(found: SlurmCluster) -> Iterator[Problem]:
     yield from label_problems(creation)
     yield from kubernetes_only_problems(creation)
     yield from access_problems(creation)
-    yield from disk_problems(creation, {"the nodes": found.pool.machine.boot_disk})
+    yield from disk_problems(creation, {"the nodes": slurm.pool.machine.boot_disk})
     bucket = cluster.storage.bucket
     if bucket is not None:
         message = (
@@ -72,7 +72,7 @@ def _settings(found: SlurmCluster) -> Iterator[Problem]:
         )
         yield Problem(("storage", "bucket"), message)
     else:
-        yield from bucket_problems(cluster, creation, found.state_bucket, settings.facts)
+        yield from bucket_problems(cluster, creation, slurm.state_bucket, settings.facts)
     if creation.pools:
         message = (
             "a Slurm cluster is made with one partition of one machine: remove it, and write a file"
@@ -84,8 +84,8 @@ def _settings(found: SlurmCluster) -> Iterator[Problem]:
         yield Problem(("cluster", "registry"), message)
 
 
-def _own_settings(found: SlurmCluster) -> Iterator[Problem]:
-    own, facts = found.own, found.settings.facts
+def _own_settings(slurm: SlurmCluster) -> Iterator[Problem]:
+    own, facts = slurm.own, slurm.settings.facts
     for key in ("controller", "login"):
         try:
             machine = facts.cpu_machine(getattr(own, key))
@@ -96,33 +96,33 @@ def _own_settings(found: SlurmCluster) -> Iterator[Problem]:
             default = HeadConfig.model_fields[key].default
             message = f"{machine.name} is not one of Google Cloud's: write {default}"
             yield Problem(("cluster", "head", key), message)
-    if own.home_gib is not None and own.home_gib < found.home.least:
+    if own.home_gib is not None and own.home_gib < slurm.home.least:
         message = (
-            f"found {own.home_gib}; {own.home} of this kind has at least {found.home.least} GiB:"
-            f" write {found.home.least}, or remove it"
+            f"found {own.home_gib}; {own.home} of this kind has at least {slurm.home.least} GiB:"
+            f" write {slurm.home.least}, or remove it"
         )
         yield Problem(("cluster", "head", "home_gib"), message)
-    if own.home == "lustre" and found.settings.creation.deletion_protection:
+    if own.home == "lustre" and slurm.settings.creation.deletion_protection:
         message = "Lustre has no protection from deletion: remove it, or set cluster.head.home"
         yield Problem(("cluster", "deletion_protection"), f"{message}: filestore")
-    if _PARTITION.fullmatch(found.partition) is None:
+    if _PARTITION.fullmatch(slurm.partition) is None:
         message = (
-            f"'{found.partition}' is not one partition of a name that the toolkit takes: a small"
+            f"'{slurm.partition}' is not one partition of a name that the toolkit takes: a small"
             " letter, then small letters, digits and '-'"
         )
-        yield Problem((found.settings.cluster.platform, "partition"), message)
-    section = found.settings.cluster.section_as(SlurmConfig)
+        yield Problem((slurm.settings.cluster.platform, "partition"), message)
+    section = slurm.settings.cluster.section_as(SlurmConfig)
     if section.directory is not None and not section.directory.startswith(f"{HOME}/"):
         message = f"{section.directory} is not on {HOME}, which all nodes share: write {HOME}/..."
-        yield Problem((found.settings.cluster.platform, "directory"), message)
-    shared = found.settings.cluster.storage.directory
+        yield Problem((slurm.settings.cluster.platform, "directory"), message)
+    shared = slurm.settings.cluster.storage.directory
     if shared is not None and not shared.startswith(f"{HOME}/"):
         message = f"{shared} is not on {HOME}, which all nodes share: write {HOME}/runs"
         yield Problem(("storage", "directory"), message)
 
 
-def _machine(found: SlurmCluster) -> Iterator[Problem]:
-    settings, pool, machine = found.settings, found.pool, found.pool.machine
+def _machine(slurm: SlurmCluster) -> Iterator[Problem]:
+    settings, pool, machine = slurm.settings, slurm.pool, slurm.pool.machine
     if machine.name not in slurm_machines():
         message = (
             f"{machine.name}: Slurm clusters are made of {', '.join(slurm_machines())}: write one"
@@ -131,7 +131,7 @@ def _machine(found: SlurmCluster) -> Iterator[Problem]:
         yield Problem(key_path(pool, "machine"), message)
         return
     yield from machine_problems(
-        settings.cluster, found.network, settings.facts, "Compute Engine", by_type=False
+        settings.cluster, slurm.network, settings.facts, "Compute Engine", by_type=False
     )
     yield from reservation_problems(pool, settings.project)
     compact = settings.creation.compact_placement

@@ -325,18 +325,30 @@ def test_near_its_time_limit_the_step_is_reported_and_the_job_queued_again(tmp_p
 
 
 def killed_program(play: Play, process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the job's program, once it has recorded its srun."""
+    """SIGKILL to the job's program, once it has recorded its srun; returns once it is started
+    again."""
     record = play.launch / "srun-12-0"
     while not (record.exists() and record.read_text()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (program,) = [int(pid) for pid in children if b"slurm-job" in cmdline(pid)]
+    (program,) = programs(process)
     os.kill(program, signal.SIGKILL)
+    while not (programs(process) - {program}):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def programs(process: subprocess.Popen[str]) -> set[int]:
+    """The job's program among the children of its script."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return {int(pid) for pid in children if b"slurm-job" in cmdline(pid)}
 
 
 def cmdline(pid: str) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.mark.parametrize(("code", "calls"), [(0, ""), (85, "requeue 12\n")])
@@ -347,8 +359,6 @@ def test_a_killed_program_is_started_again_and_waits_for_the_same_srun(
     play = Play(tmp_path, agents)
     process = play.start()
     killed_program(play, process)
-    time.sleep(0.5)
-    assert process.poll() is None
     # As the leader leaves it: an srun of a killed program has no exit code for anyone.
     play.state(code)
     play.write("over", "")
