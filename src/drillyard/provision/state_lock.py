@@ -4,8 +4,8 @@ It is the object that Terraform's backend locks with (NAME/default.tflock in Clo
 NAME/default.tfstate.tflock in S3), made with the condition that it does not exist, in Terraform's
 own format: a terraform that somebody runs by hand respects it and says who holds it. Terraform
 itself records user, host and time; this lock also has the process, with its start and its machine's
-boot, in the field Info. So a lock whose process died on this machine is recognised, whatever process
-has its id now, and another machine of the same host name is not taken for this one.
+boot, in the field Info. So a lock whose process died on this machine is recognised, whatever
+process has its id now, and another machine of the same host name is not taken for this one.
 
 https://github.com/hashicorp/terraform/blob/v1.11.4/internal/backend/remote-state/gcs/client.go
 and .../s3/client.go
