@@ -1,6 +1,6 @@
 """A project of Nebius on this machine: its object storage (moto's server, with Terraform's own
-conditional writes), its things behind Terraform's provider, and a program in place of Nebius' CLI that
-answers in the JSON of Nebius' API (https://github.com/nebius/api) from what is there."""
+conditional writes), its things behind Terraform's provider, and a program in place of Nebius' CLI
+that answers in the JSON of Nebius' API (https://github.com/nebius/api) from what is there."""
 
 from __future__ import annotations
 

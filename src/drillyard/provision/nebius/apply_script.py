@@ -82,7 +82,9 @@ takes it out of the state, and it stays, and is billed. A later cluster uses it 
 
 
 def s3_backend(plan: ClusterPlan, endpoint: str) -> dict[str, Any]:
-    """Terraform's backend. The service is not AWS, whose checks are left out."""
+    """Terraform's backend. The service is not AWS, whose checks are left out. An `endpoint` of the
+    user's own may have no name below it for each bucket."""
+    own = {} if endpoint == plan.state_endpoint else {"use_path_style": True}
     skipped = ("region_validation", "credentials_validation", "requesting_account_id")
     return {
         "s3": {
@@ -91,6 +93,7 @@ def s3_backend(plan: ClusterPlan, endpoint: str) -> dict[str, Any]:
             "region": plan.region,
             "endpoints": {"s3": endpoint},
             "use_lockfile": True,
+            **own,
             **{f"skip_{each}": True for each in (*skipped, "metadata_api_check", "s3_checksum")},
         }
     }
