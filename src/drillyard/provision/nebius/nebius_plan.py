@@ -119,8 +119,8 @@ def _warnings(settings: NebiusSettings) -> Iterator[str]:
         yield f"{pool.name}: no InfiniBand joins its nodes: a step waits for Ethernet"
     if section.filesystem_gib is not None:
         yield (
-            f"{FILESYSTEM_KIND}.shared: it has the runs' data: down keeps it, and Terraform does not"
-            " destroy it while its lifecycle says prevent_destroy"
+            f"{FILESYSTEM_KIND}.shared: it has the runs' data: down keeps it, and Terraform does"
+            " not destroy it while its lifecycle says prevent_destroy"
         )
     if section.filesystem is not None:
         yield f"nebius.filesystem: {section.filesystem} must exist in the project and its region"
