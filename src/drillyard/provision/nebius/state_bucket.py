@@ -170,7 +170,7 @@ class NebiusStateBucket(StateBucket):
         return str(made.get("VersionId", ""))
 
     def delete(self, name: str, version: str | None = None) -> None:
-        chosen = {} if version is None else {"VersionId": version}
+        chosen = {"VersionId": version} if version else {}
         with self._words():
             try:
                 self._client.delete_object(Bucket=self.name, Key=f"{self.prefix}/{name}", **chosen)
