@@ -22,15 +22,12 @@ TOKEN = "NEBIUS_IAM_TOKEN"  # noqa: S105
 _SECONDS = 180.0
 """A change of a bucket is waited for."""
 Refusal = Literal["absent", "taken", "denied", "login", "other"]
-_REFUSALS: tuple[tuple[Refusal, re.Pattern[str]], ...] = tuple(
-    (refusal, re.compile(pattern, re.IGNORECASE))
-    for refusal, pattern in (
-        ("login", r"Unauthenticated|no (?:current |active )?profile|token is (?:expired|invalid)"),
-        ("denied", r"PermissionDenied|permission denied"),
-        ("absent", r"code = NotFound|\bNotFound\b|not found"),
-        ("taken", r"AlreadyExists|already exists"),
-    )
-)  # type: ignore[assignment]
+_REFUSALS: tuple[tuple[Refusal, str], ...] = (
+    ("login", r"Unauthenticated|no (?:current |active )?profile|token is (?:expired|invalid)"),
+    ("denied", r"PermissionDenied|permission denied"),
+    ("absent", r"\bNotFound\b|not found"),
+    ("taken", r"AlreadyExists|already exists"),
+)
 """By gRPC's codes, as the program prints them (https://grpc.io/docs/guides/status-codes)."""
 _NO_ANSWER = re.compile(r"Unavailable|DeadlineExceeded|no such host|dial tcp|connection refused")
 Item = Mapping[str, Any]
@@ -101,11 +98,14 @@ def is_ours(plan: ClusterPlan, item: Item) -> bool:
 
 
 def _refused(what: str, printed: str) -> UserError:
-    # The last lines: warnings of updates come first.
     text = shown_text(printed) or "without a message"
     said = f"{PROGRAM} {what}: {text}"
     if _NO_ANSWER.search(printed):
         return UnreachableError(f"{said}\nCheck the network, then repeat the command")
-    refusal = next((each for each, form in _REFUSALS if form.search(printed)), "other")
+    refusal: Refusal = "other"
+    for each, pattern in _REFUSALS:
+        if re.search(pattern, printed, re.IGNORECASE):
+            refusal = each
+            break
     advice = "\nLog in: nebius profile create" if refusal == "login" else ""
     return NebiusError(said + advice, refusal)

@@ -93,9 +93,7 @@ def _platform(plan: ClusterPlan) -> Findings:
         cli.name_of(each): each for each in cli.items("compute", "platform", parent=plan.project)
     }
     if wanted not in platforms:
-        what = (
-            f"machine: project {plan.project} has no platform {wanted}: {first_few(platforms, 8)}"
-        )
+        what = f"machine: project {plan.project} has no platform {wanted}: {first_few(list(platforms), 8)}"
         yield ProjectFinding("error", what, command)
         return
     presets = {
@@ -103,7 +101,7 @@ def _platform(plan: ClusterPlan) -> Findings:
     }
     preset = pool.machine.preset
     if preset not in presets:
-        what = f"machine: {wanted} has no preset {preset} here: {first_few(presets, 8)}"
+        what = f"machine: {wanted} has no preset {preset} here: {first_few(list(presets), 8)}"
         yield ProjectFinding("error", what, command)
     elif _fabric_of(plan) and not presets[preset].get("allow_gpu_clustering"):
         what = f"machine: {wanted} of preset {preset} joins no GPU cluster here"
