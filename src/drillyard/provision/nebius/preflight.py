@@ -93,7 +93,8 @@ def _platform(plan: ClusterPlan) -> Findings:
         cli.name_of(each): each for each in cli.items("compute", "platform", parent=plan.project)
     }
     if wanted not in platforms:
-        what = f"machine: project {plan.project} has no platform {wanted}: {first_few(list(platforms), 8)}"
+        there = first_few(list(platforms), 8)
+        what = f"machine: project {plan.project} has no platform {wanted}: {there}"
         yield ProjectFinding("error", what, command)
         return
     presets = {
