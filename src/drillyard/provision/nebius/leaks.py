@@ -17,7 +17,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.leak_report import Gap, Leak, LeakReport
 from drillyard.provision.nebius import cli
 from drillyard.provision.nebius.instances import FILESYSTEM_KIND, KIND
-from drillyard.provision.nebius.listings import BY_KIND, LISTINGS, Listing
+from drillyard.provision.nebius.listings import BY_KIND, LISTINGS, ClusterKind
 from drillyard.provision.nebius.nebius_plan import BUCKET_KIND
 
 HOURS_PER_DAY = 24
@@ -57,7 +57,7 @@ def find_leaks(plan: ClusterPlan, owned: frozenset[str], facts: Catalog) -> Leak
     )
 
 
-def _listed(row: Listing, parent: str, gaps: list[Gap]) -> Iterator[cli.Item]:
+def _listed(row: ClusterKind, parent: str, gaps: list[Gap]) -> Iterator[cli.Item]:
     try:
         yield from cli.items(*row.words, parent=parent)
     except UserError as error:
@@ -70,7 +70,7 @@ def _is_left(plan: ClusterPlan, item: cli.Item) -> bool:
     return cli.is_ours(plan, item) and not deleted
 
 
-def _leak(plan: ClusterPlan, row: Listing, item: cli.Item, facts: Catalog) -> Leak:
+def _leak(plan: ClusterPlan, row: ClusterKind, item: cli.Item, facts: Catalog) -> Leak:
     why, command = "it carries the cluster's label", row.deletion(shlex.quote(cli.id_of(item)))
     if row.kind == FILESYSTEM_KIND:
         # `down` keeps one on purpose.
@@ -86,7 +86,7 @@ def _leak(plan: ClusterPlan, row: Listing, item: cli.Item, facts: Catalog) -> Le
 
 
 def _usd_per_day(
-    plan: ClusterPlan, row: Listing, item: Mapping[str, Any], facts: Catalog
+    plan: ClusterPlan, row: ClusterKind, item: Mapping[str, Any], facts: Catalog
 ) -> float | None:
     """Dollars per day; None where no price is known. A machine that is stopped is not billed
     (https://docs.nebius.com/compute/resources/pricing)."""

@@ -12,7 +12,7 @@ GROUP_KIND, RULE_KIND = "nebius_vpc_v1_security_group", "nebius_vpc_v1_security_
 
 
 @dataclass(frozen=True)
-class Listing:
+class ClusterKind:
     """One kind. `of`: the kind that its things are parts of, which lists them; empty: the
     project."""
 
@@ -28,14 +28,14 @@ class Listing:
 
 
 LISTINGS = (
-    Listing(KIND, ("compute", "instance"), billed=True),
-    Listing("nebius_compute_v1_disk", ("compute", "disk"), billed=True),
-    Listing("nebius_compute_v1_gpu_cluster", ("compute", "gpu-cluster")),
-    Listing(FILESYSTEM_KIND, ("compute", "filesystem"), billed=True),
-    Listing(RULE_KIND, ("vpc", "security-rule"), of=GROUP_KIND),
-    Listing(GROUP_KIND, ("vpc", "security-group")),
-    Listing("nebius_vpc_v1_subnet", ("vpc", "subnet")),
-    Listing("nebius_vpc_v1_network", ("vpc", "network")),
-    Listing(BUCKET_KIND, ("storage", "bucket"), billed=True),
+    ClusterKind(KIND, ("compute", "instance"), billed=True),
+    ClusterKind("nebius_compute_v1_disk", ("compute", "disk"), billed=True),
+    ClusterKind("nebius_compute_v1_gpu_cluster", ("compute", "gpu-cluster")),
+    ClusterKind(FILESYSTEM_KIND, ("compute", "filesystem"), billed=True),
+    ClusterKind(RULE_KIND, ("vpc", "security-rule"), of=GROUP_KIND),
+    ClusterKind(GROUP_KIND, ("vpc", "security-group")),
+    ClusterKind("nebius_vpc_v1_subnet", ("vpc", "subnet")),
+    ClusterKind("nebius_vpc_v1_network", ("vpc", "network")),
+    ClusterKind(BUCKET_KIND, ("storage", "bucket"), billed=True),
 )
 BY_KIND = {each.kind: each for each in LISTINGS}
