@@ -64,6 +64,45 @@ class NodeInterface:
 
 
 @dataclass(frozen=True)
+class ExistingNetwork:
+    """A VPC of the user's with the subnet of the nodes, and what the cluster needs of both. It is
+    neither made nor changed nor removed.
+
+    `addresses`: those that the nodes take of the subnet; `ranges`: its secondary ranges by name,
+    each with the addresses that it must have; `mtu`: the largest frames of host NICs.
+    """
+
+    project: str
+    name: str
+    subnet: str
+    region: str
+    addresses: int
+    mtu: int
+    ranges: Mapping[str, int]
+    private_nodes: bool
+    own_firewall: bool
+    """Whether rules of the VPC itself must let the nodes reach each other, and ssh reach them; GKE
+    makes its own."""
+    ssh_from: tuple[str, ...] = ()
+    """From where ssh reaches the nodes."""
+    needs_peering: bool = False
+    """Whether storage of Google's is reached by private services access."""
+    users: tuple[str, ...] = ()
+    """Who uses the subnet beside the person that runs `up`, as IAM writes them, with {number} for
+    the number of the cluster's project."""
+    agents: tuple[str, ...] = ()
+    """Who needs roles/container.hostServiceAgentUser on the host project."""
+
+    @property
+    def path(self) -> str:
+        return f"projects/{self.project}/global/networks/{self.name}"
+
+    @property
+    def subnet_path(self) -> str:
+        return f"projects/{self.project}/regions/{self.region}/subnetworks/{self.subnet}"
+
+
+@dataclass(frozen=True)
 class PlannedResource:
     """One thing that will exist in the cloud.
 
@@ -182,6 +221,8 @@ class ClusterPlan:
     """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
     """A bucket that the config takes as it is: never the cluster's to delete."""
+    network: ExistingNetwork | None = None
+    """The VPC of the user's that the nodes are in; None: the cluster makes its own."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     state_endpoint: str = ""

@@ -22,6 +22,7 @@ from drillyard.provision.gcp.address_ranges import RangeSizes, cluster_ranges, r
 from drillyard.provision.gcp.names import state_bucket_name
 from drillyard.provision.gcp.networks import add_data_networks, add_system_network
 from drillyard.provision.gcp.node_identity import add_node_identity
+from drillyard.provision.gcp.node_network import existing_network, network_warning
 from drillyard.provision.gcp.place_rules import place_problems
 from drillyard.provision.gcp.pool_networks import (
     PoolNetwork,
@@ -81,6 +82,7 @@ def gce_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         fields=tuple(document.fields),
         labels=settings.labels,
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
+        network=existing_network(settings, parts.sizes.addresses),
         launch_settings=_launch_settings(cluster, login),
         login=login,
     )
@@ -153,9 +155,9 @@ def _render(
     ranges = cluster_ranges(settings.creation.ranges, parts.sizes)
     needs = merged_needs([parts.network], network_objects(settings.facts))
     add_project_services(document, services)
-    vpc, subnet = add_system_network(document, settings, ranges)
+    network = add_system_network(document, settings, ranges)
     add_data_networks(document, settings, needs, ranges.data)
-    add_firewalls(document, settings, vpc, str(ranges.nodes))
+    add_firewalls(document, settings, network, str(ranges.nodes))
     identity = add_node_identity(document, settings, NODE_ROLES)
     bucket = settings.cluster.storage.bucket
     if bucket is not None:
@@ -166,7 +168,7 @@ def _render(
         add_bucket_access(document, settings, bucket, reference(identity[0], "member"))
     if settings.creation.registry:
         add_registry(document, settings)
-    return add_instances(document, settings, parts.network, subnet, identity)
+    return add_instances(document, settings, parts.network, network, identity)
 
 
 def _login(settings: GoogleSettings, hosts: Sequence[str]) -> HostLogin:
@@ -192,6 +194,7 @@ def _warnings(settings: GoogleSettings, pool: Pool) -> Iterator[str]:
         "name, location and cluster.ranges cannot be changed later: another value replaces the"
         " nodes"
     )
+    yield from network_warning(settings)
     yield f"{pool.name}: its {pool.nodes} nodes are billed from `up` to `down`, used or not"
     if pool.consumption == "spot":
         yield f"{pool.name}: Google may take spot nodes back; `up` starts those that were stopped"

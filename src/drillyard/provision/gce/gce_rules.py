@@ -13,6 +13,7 @@ from drillyard.launch.network import needs_prolog
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gce.login import login_problems
 from drillyard.provision.gcp.machine_rules import machine_problems
+from drillyard.provision.gcp.node_network import network_setting_problems
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain, placement_problem
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import reservation_problems
@@ -37,6 +38,7 @@ def gce_setting_problems(
     yield from label_problems(creation)
     yield from bucket_problems(cluster, creation, state_bucket, facts)
     yield from disk_problems(creation, {"the nodes": pool.machine.boot_disk})
+    yield from network_setting_problems(creation.network, creation.ranges, kubernetes=False)
     yield from _unused(creation)
     yield from access_problems(creation)
     yield from login_problems(cluster)

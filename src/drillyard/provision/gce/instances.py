@@ -21,6 +21,7 @@ from drillyard.provision.gce.config import GceConfig
 from drillyard.provision.gce.login import startup_script, user_of
 from drillyard.provision.gcp.names import described, labelled, named
 from drillyard.provision.gcp.node_identity import SCOPES
+from drillyard.provision.gcp.node_network import NodeNetwork
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import RESERVATION_KEY, reservation_value
@@ -49,17 +50,17 @@ def add_instances(
     document: TerraformDocument,
     settings: GoogleSettings,
     network: PoolNetwork,
-    subnet: str,
+    nodes: NodeNetwork,
     identity: Sequence[str],
 ) -> tuple[str, ...]:
-    """Add the nodes; their addresses in the order of the ranks. `subnet`: the address of the nodes'
-    own; `identity`: those of their service account and its roles."""
+    """Add the nodes; their addresses in the order of the ranks. `nodes`: the network of the first
+    NIC; `identity`: the addresses of their service account and its roles."""
     pool, (account, *roles) = network.pool, identity
     body: Body = {
         "zone": because(pool.zone, "one zone", "cluster.yaml: location.zone"),
         "machine_type": because(pool.machine.name, "the machine", "cluster.yaml: machine"),
         "boot_disk": [_boot_disk(settings, pool)],
-        "network_interface": [*_interfaces(settings, network, subnet)],
+        "network_interface": [*_interfaces(settings, network, nodes)],
         "scheduling": [_scheduling(pool)],
         "reservation_affinity": _reservation(pool, settings.project),
         "metadata": _metadata(settings.cluster.section_as(GceConfig)),
@@ -84,9 +85,6 @@ def add_instances(
     }
     if (policy := _add_placement(document, settings, pool)) is not None:
         body["resource_policies"] = policy
-    after = list(roles)
-    if settings.creation.private_nodes:
-        after.append("google_compute_router_nat.system")
     return tuple(
         document.add(
             KIND,
@@ -95,7 +93,7 @@ def add_instances(
             name=name,
             location=pool.zone,
             labelled=True,
-            after=after,
+            after=[*roles, *nodes.after],
         )
         for name in node_names(settings.name, pool.nodes)
     )
@@ -129,9 +127,11 @@ def _boot_disk(settings: GoogleSettings, pool: Pool) -> Body:
     }
 
 
-def _interfaces(settings: GoogleSettings, network: PoolNetwork, subnet: str) -> Iterator[Body]:
+def _interfaces(
+    settings: GoogleSettings, network: PoolNetwork, nodes: NodeNetwork
+) -> Iterator[Body]:
     host: Body = {
-        "subnetwork": because(reference(subnet), "the nodes' own subnet"),
+        "subnetwork": because(nodes.subnet, "the subnet of the nodes", nodes.source),
         "nic_type": because("GVNIC", "the network card that GPU machines have"),
     }
     if not settings.creation.private_nodes:
