@@ -35,6 +35,8 @@ class Pool:
     after `--set`."""
     per_run: bool = False
     """Whether a service makes its nodes for each run, and none stand."""
+    kept: bool = False
+    """Whether nodes that came stay, used or not, also those of flex-start."""
 
     @property
     def region(self) -> str:
@@ -49,7 +51,8 @@ class Pool:
     @property
     def scales_from_zero(self) -> bool:
         """Whether the pool has no nodes until a run asks for them."""
-        return self.per_run or self.consumption in ("flex-start", "flex-start-queued")
+        on_request = self.consumption in ("flex-start", "flex-start-queued")
+        return self.per_run or (on_request and not self.kept)
 
 
 @dataclass(frozen=True)
@@ -152,15 +155,25 @@ class ChartRelease:
 
 
 @dataclass(frozen=True)
+class NodeGroup:
+    """Terraform's addresses of a managed group of hosts, and of the request for all of them."""
+
+    group: str
+    request: str
+
+
+@dataclass(frozen=True)
 class HostLogin:
     """How one logs in to the hosts of a cluster without Kubernetes. `through_iap`: by Google's
     tunnel, as they have no public addresses; `hosts`: Terraform's addresses of the virtual
-    machines, the first one is rank 0's."""
+    machines, the first one is rank 0's; or the `group` that they will be in, once its request is
+    granted."""
 
     user: str
     identity_file: str | None
     through_iap: bool
     hosts: tuple[str, ...]
+    group: NodeGroup | None = None
 
 
 @dataclass(frozen=True)
