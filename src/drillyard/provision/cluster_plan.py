@@ -236,6 +236,9 @@ class ClusterPlan:
     """A bucket that the config takes as it is: never the cluster's to delete."""
     network: ExistingNetwork | None = None
     """The VPC of the user's that the nodes are in; None: the cluster makes its own."""
+    job_network: str = ""
+    """The VPC of the user's that the jobs of a service use, projects/NUMBER/global/networks/NAME;
+    empty: none, or one that is made."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     state_endpoint: str = ""

@@ -38,7 +38,9 @@ def check_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFindin
     if network is None:
         return
     if network.project != plan.project:
-        yield from known("host of the shared VPC", partial(_host, plan, network, apis))
+        key = "cluster.network.project"
+        check = partial(_attached, plan, apis, key, network.project)
+        yield from known("host of the shared VPC", check)
     vpc = _get(
         apis, "networks.get", project=network.project, network=network.name, what=network.path
     )
@@ -70,6 +72,36 @@ def check_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFindin
         yield from known("quota of firewall rules", partial(_rules_quota, network, apis))
 
 
+def check_job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
+    """What is missing of the VPC of the user's that jobs of a service use."""
+    if not plan.job_network:
+        return
+    _, host, _, _, name = plan.job_network.split("/")
+    try:
+        vpc = apis.call("compute", "networks.get", project=host, network=name)
+    except ApiError as error:
+        if error.refusal != "absent":
+            raise
+        yield ProjectFinding(
+            "error",
+            f"vertex.network: there is no {plan.job_network}",
+            f"gcloud compute networks list --project={host}",
+        )
+        return
+    if PEERING not in [each.get("name") for each in vpc.get("peerings") or ()]:
+        yield ProjectFinding(
+            "error",
+            f"vertex.network: {name} has no private services access, by which jobs are in it",
+            "gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com"
+            f" --network={name} --project={host} --ranges=RANGE",
+        )
+    number = apis.number()
+    if number is None or host in (number, plan.project):
+        return
+    shared = str(vpc.get("selfLink")).partition("/projects/")[2].partition("/")[0] or host
+    yield from _attached(plan, apis, "vertex.network", shared)
+
+
 def _get(
     apis: GoogleApis, method: str, *, what: str, **parameters: str
 ) -> Mapping[str, Any] | ProjectFinding:
@@ -86,18 +118,16 @@ def _get(
         return ProjectFinding("unknown", f"cluster.network: {what}: {error}")
 
 
-def _host(
-    plan: ClusterPlan, network: ExistingNetwork, apis: GoogleApis
-) -> Iterator[ProjectFinding]:
-    """The project is attached to the host: else its machines cannot be in the subnet."""
+def _attached(plan: ClusterPlan, apis: GoogleApis, key: str, host: str) -> Iterator[ProjectFinding]:
+    """The project is attached to the host: else nothing of it can be in a VPC there."""
     found = apis.call("compute", "projects.getXpnHost", project=plan.project).get("name")
-    if found != network.project:
+    if found != host:
         attached = f"is attached to {found}" if found else "is attached to no host project"
         yield ProjectFinding(
             "error",
-            f"cluster.network.project: {plan.project} {attached}, not to {network.project}",
+            f"{key}: {plan.project} {attached}, not to {host}",
             f"gcloud compute shared-vpc associated-projects add {plan.project}"
-            f" --host-project={network.project}",
+            f" --host-project={host}",
         )
 
 

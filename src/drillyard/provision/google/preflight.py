@@ -27,7 +27,7 @@ from drillyard.provision.google.findings import ProjectFinding, known
 from drillyard.provision.google.inventory import Inventory, Thing, take_inventory
 from drillyard.provision.google.leak_report import kind_title
 from drillyard.provision.google.listings import LISTINGS
-from drillyard.provision.google.network_checks import check_network
+from drillyard.provision.google.network_checks import check_job_network, check_network
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.permissions import rights_of
 from drillyard.provision.google.resource_marks import plain_kind
@@ -73,6 +73,7 @@ def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     yield from known("network profiles", partial(check_network_profiles, plan, apis))
     yield from known("versions of GKE", partial(check_versions, plan, apis))
     yield from known("network of the jobs", partial(_job_network, plan, apis))
+    yield from known("network of the jobs", partial(check_job_network, plan, apis))
     yield from known("network of the nodes", partial(check_network, plan, apis))
     yield from known("reservations", partial(check_reservations, plan, apis))
     yield from known("quotas", partial(check_quotas, plan, apis))
@@ -189,7 +190,7 @@ def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
             "error",
             f"vertex.network: {given} is of another project; the number of {plan.project} is"
             f" {number}",
-            f"write {right}",
+            f"write {right}; a shared VPC exists, and has another name than the cluster (name)",
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.provision import clusters
+from tests.unit.provision import clusters, job_clusters
 from tests.unit.provision.google.google_cloud import NUMBER, PROJECT, GoogleCloud
 from tests.unit.provision.google.test_preflight import one
 from tests.unit.provision.test_existing_network import HOST, PODS, SHARED
@@ -16,7 +16,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis
 from drillyard.provision.google.findings import ProjectFinding
 from drillyard.provision.google.leaks import find_leaks
-from drillyard.provision.google.network_checks import check_network
+from drillyard.provision.google.network_checks import check_job_network, check_network
 from drillyard.provision.google.preflight import check_project
 
 REGION = "us-central1"
@@ -277,3 +277,43 @@ def test_gkes_rules_in_the_host_project_are_found_once_the_cluster_is_gone(
     cloud.refuse("compute", f"projects/{HOST}/global/firewalls")
     refused = find_leaks(plan, apis)
     assert refused.leaks == () and refused.exit_code == 3
+
+
+HOST_NUMBER = "987654321098"
+
+
+def of_jobs(directory: Path, number: str) -> ClusterPlan:
+    network = f"projects/{number}/global/networks/corp"
+    content = job_clusters.config(name="train", location=LOCATION, vertex={"network": network})
+    return clusters.plan(directory, content)
+
+
+def jobs_found(plan: ClusterPlan, apis: GoogleApis) -> list[ProjectFinding]:
+    return list(check_job_network(plan, apis))
+
+
+def test_jobs_may_use_a_shared_vpc(cloud: GoogleCloud, apis: GoogleApis, tmp_path: Path) -> None:
+    network, plan = Network(cloud, HOST_NUMBER), of_jobs(tmp_path, HOST_NUMBER)
+    link = f"https://www.googleapis.com/compute/v1/projects/{HOST}/{VPC}"
+    network.vpc["selfLink"] = link
+    assert jobs_found(plan, apis) == []
+    cloud.host = "another"
+    assert f"--host-project={HOST}" in one(jobs_found(plan, apis), "error", "another").fix
+    cloud.host = HOST
+    network.vpc["peerings"] = []
+    one(jobs_found(plan, apis), "error", "private services access")
+    network.remove(VPC)
+    one(jobs_found(plan, apis), "error", "there is no")
+    one(check_project(plan, apis), "error", "there is no")
+    # One of the project itself needs no host.
+    own = of_jobs(tmp_path, NUMBER)
+    cloud.host = ""
+    peered = [{"name": "servicenetworking-googleapis-com"}]
+    cloud.add("compute", f"projects/{NUMBER}/{VPC}", peerings=peered)
+    assert jobs_found(own, apis) == []
+    # Nothing that is made here has the user's network.
+    assert not bodies_of_network(own)
+
+
+def bodies_of_network(plan: ClusterPlan) -> list[str]:
+    return [each.name for each in plan.resources if each.kind == "google_compute_network"]
