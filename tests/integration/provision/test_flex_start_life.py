@@ -15,7 +15,7 @@ from tests.integration.provision.project import Project, until
 GROUP, REQUEST = "google_compute_instance_group_manager", "google_compute_resize_request"
 SETTINGS: dict[str, Any] = {
     "platform": "gce",
-    "machine": "g2-standard-48",
+    "machine": "a2-highgpu-8g",
     "consumption": "flex-start",
     "image": None,
     "gce": {"os_login": True, "user": "root"},
@@ -51,7 +51,7 @@ def test_a_request_waits_is_granted_is_spent_and_is_cancelled(project: Project) 
     until(lambda: project.cloud.kinds()[REQUEST] == 1, "no request is made")
     assert waiting.stderr is not None
     lines = iter(waiting.stderr.readline, "")
-    assert any("waiting for 2 x g2-standard-48: ACCEPTED" in line for line in lines)
+    assert any("waiting for 2 x a2-highgpu-8g: ACCEPTED" in line for line in lines)
     # The lock is free while it waits: another command says what there is.
     names = project.store.names(project.state_bucket)
     assert not [each for each in names if each.endswith(".tflock")]
