@@ -28,8 +28,14 @@ def project(make_project: Callable[..., Project]) -> Project:
     tunnel = made.directory / "bin/gcloud"
     tunnel.write_text("#!/bin/sh\nexit 1\n")
     tunnel.chmod(0o700)
-    # Neither can be changed in place.
-    for kind, name in ((REQUEST, "name"), (REQUEST, "resize_by"), (GROUP, "name")):
+    # None can be changed in place.
+    template = "google_compute_region_instance_template"
+    for kind, name in (
+        (REQUEST, "name"),
+        (REQUEST, "resize_by"),
+        (GROUP, "name"),
+        (template, "name"),
+    ):
         made.cloud.replaced_by.add((kind, name))
     return made
 

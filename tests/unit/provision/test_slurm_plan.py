@@ -24,6 +24,7 @@ from tests.unit.provision.slurm_clusters import (
 )
 
 from drillyard.config.load import load_cluster_config
+from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.launch.slurm.partition_check import parse_config, settings_findings
 from drillyard.provision.plan_directory import plan_directory
@@ -345,6 +346,13 @@ def test_the_slurm_cluster_of_googles_training_guide_field_by_field(tmp_path: Pa
     runners = settings_of(found, "image-script")["runners"]
     assert "install_tcpxo.sh" in [each["destination"] for each in runners]
     assert "tcpgpudmarxd" in settings_of(found, "controller")["prolog_scripts"][0]["content"]
+    home = settings_of(found, "home")
+    assert (home["local_mount"], home["filestore_tier"]) == ("/home", "HIGH_SCALE_SSD")
+    # The guide's name of the partition; its other machine has a daemon that no image here starts.
+    named = config("a3-megagpu-8g", "reservation", nodes=8, slurm={"partition": "a3mega"})
+    assert settings_of(plan(tmp_path, named), "partition")["partition_name"] == "a3mega"
+    with pytest.raises(UserError, match="a3-highgpu-8g: Slurm clusters are made of a3-megagpu-8g"):
+        plan(tmp_path, config("a3-highgpu-8g", "on-demand", nodes=8))
 
 
 def test_nobody_acts_as_the_projects_default_account(tmp_path: Path) -> None:
