@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.integration.provision.project import Project, until
+from tests.integration.provision.project import TIMEOUT_SECONDS, Project, until
 
 GROUP, REQUEST = "google_compute_instance_group_manager", "google_compute_resize_request"
 SETTINGS: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_a_request_waits_is_granted_is_spent_and_is_cancelled(project: Project) 
     names = project.store.names(project.state_bucket)
     assert not [each for each in names if each.endswith(".tflock")]
     waiting.send_signal(signal.SIGINT)
-    _, err = waiting.communicate(timeout=60)
+    _, err = waiting.communicate(timeout=TIMEOUT_SECONDS)
     assert waiting.returncode == 130 and "drillyard cluster down" in err
     project.require_whole()
 
@@ -73,7 +73,7 @@ def test_a_request_waits_is_granted_is_spent_and_is_cancelled(project: Project) 
     answer(project, state="SUCCEEDED", hosts=1)
     assert any("1 of 2 run" in line for line in iter(again.stderr.readline, ""))
     answer(project, state="SUCCEEDED", hosts=2)
-    out, err = again.communicate(timeout=60)
+    out, err = again.communicate(timeout=TIMEOUT_SECONDS)
     assert again.returncode == 0, err
     made = yaml.safe_load(out)
     (group,) = (each.name for each in project.plan.resources if each.kind == GROUP)
@@ -100,7 +100,7 @@ def test_a_request_waits_is_granted_is_spent_and_is_cancelled(project: Project) 
     waiting = project.start("up", "--yes")
     until(lambda: f"create {REQUEST} {group}" in project.cloud.log[changed:], "nothing is asked")
     answer(project, state="FAILED", why="QUOTA_EXCEEDED")
-    _, err = waiting.communicate(timeout=60)
+    _, err = waiting.communicate(timeout=TIMEOUT_SECONDS)
     assert waiting.returncode == 2 and "QUOTA_EXCEEDED" in err
     order = [line for line in project.cloud.log[changed:] if group in line]
     assert order == [
