@@ -189,8 +189,8 @@ def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
         yield ProjectFinding(
             "error",
             f"vertex.network: {given} is of another project; the number of {plan.project} is"
-            f" {number}",
-            f"write {right}; a shared VPC exists, and has another name than the cluster (name)",
+            f" {number} (a shared VPC has another name than the cluster)",
+            f"write {right}",
         )
 
 
