@@ -37,6 +37,16 @@ IMPORT_IDS = {
     "google_compute_address": "projects/{project}/regions/{region}/addresses/{name}",
     "google_compute_firewall": "projects/{project}/global/firewalls/{name}",
     "google_compute_instance": "projects/{project}/zones/{zone}/instances/{name}",
+    "google_compute_instance_group_manager": (
+        "projects/{project}/zones/{zone}/instanceGroupManagers/{name}"
+    ),
+    "google_compute_region_instance_template": (
+        "projects/{project}/regions/{region}/instanceTemplates/{name}"
+    ),
+    "google_compute_resize_request": (
+        "projects/{project}/zones/{zone}/instanceGroupManagers/{instance_group_manager}"
+        "/resizeRequests/{name}"
+    ),
     "google_compute_global_address": "projects/{project}/global/addresses/{name}",
     "google_compute_network": "projects/{project}/global/networks/{name}",
     "google_compute_resource_policy": (

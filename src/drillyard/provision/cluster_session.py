@@ -18,6 +18,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.existing_objects import ComparedCluster
 from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.made_hosts import MadeHost
+from drillyard.provision.node_request import Ask
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.running_command import Limits
@@ -151,6 +152,7 @@ class Stages:
     write_login: Callable[[ClusterPlan, Sequence[MadeHost]], Path]
     """Writes the ssh configuration of the hosts; its path."""
     remove_login: Callable[[ClusterPlan], None]
+    node_request: Ask
     running_on_hosts: Callable[[ClusterPlan, Sequence[MadeHost]], Sequence[str]]
     """Raises UnreachableError where that is not known."""
     running_jobs: Callable[[ClusterPlan], Sequence[str]]
@@ -204,6 +206,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
         require_programs=lazy(_room_of(planned.plan), "require_programs"),
         write_login=lazy(hosts, "write_login"),
         remove_login=lazy(hosts, "remove_login"),
+        node_request=lazy("drillyard.provision.google.granted_nodes", "node_request"),
         running_on_hosts=lazy(_ON_HOSTS, "running_on_hosts"),
         running_jobs=lazy(_room_of(planned.plan), "running_jobs"),
         login_settings=lazy(_ON_SLURM, "login_settings"),

@@ -21,7 +21,7 @@ from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.data_stores import DataStore, DataStores
-from drillyard.provision.made_hosts import made_hosts
+from drillyard.provision.node_request import hosts_of
 from drillyard.provision.provider_errors import kind_of
 from drillyard.provision.provisioner import require_created, require_driven
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
@@ -229,8 +229,14 @@ def _require_idle_hosts(
     """Raise UserError where runs go on on the hosts, or where that is unknown. Hosts that somebody
     has deleted are not asked."""
     request = opened.request
-    hosts = made_hosts({each.address: each for each in state})
-    if options.ignore_runs or not hosts:
+    if options.ignore_runs:
+        return
+    unknown = f"Where none does: {request.command} --ignore-runs"
+    try:
+        hosts = hosts_of(request.plan, {each.address: each for each in state}, stages.node_request)
+    except UserError as error:
+        raise UserError(f"whether runs go on is not known: {error}\n{unknown}") from None
+    if not hosts:
         return
     try:
         runs = list(stages.running_on_hosts(request.plan, hosts))
@@ -240,10 +246,7 @@ def _require_idle_hosts(
         if not left:
             request.report("the hosts are gone already")
             return
-        raise UserError(
-            f"whether runs go on is not known: {error}\nWhere none does: {request.command}"
-            " --ignore-runs"
-        ) from None
+        raise UserError(f"whether runs go on is not known: {error}\n{unknown}") from None
     if runs:
         raise UserError(
             f"{plural(len(runs), 'run')} on the hosts: {', '.join(runs[:5])}\nWait for them, or"

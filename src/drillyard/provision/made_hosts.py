@@ -37,8 +37,8 @@ _CONFIG, _KNOWN_HOSTS = "config", "known_hosts"
 
 @dataclass(frozen=True)
 class MadeHost:
-    """A host that exists. `key`: Terraform's address; `address`: within its network; `public`: from
-    everywhere, empty without; `created`: when it was made."""
+    """A host that exists. `key`: Terraform's address, of it or of its group; `address`: within its
+    network; `public`: from everywhere, empty without; `created`: when it was made."""
 
     key: str
     name: str
@@ -58,6 +58,8 @@ def made_hosts(state: Mapping[str, StateResource]) -> tuple[MadeHost, ...]:
 def planned_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> tuple[MadeHost, ...]:
     """Those of the plan, in its order: the ranks'. Hosts that are not there are left out."""
     assert plan.login is not None
+    if plan.login.group is not None:
+        return tuple(each for each in hosts if each.key == plan.login.group.group)
     by_key = {each.key: each for each in hosts}
     return tuple(by_key[key] for key in plan.login.hosts if key in by_key)
 

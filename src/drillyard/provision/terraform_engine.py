@@ -105,10 +105,12 @@ class Terraform:
         if errors or ended.code:
             raise self._error("validate", errors or ended.errors)
 
-    def plan(self, *, destroy: bool = False) -> PlannedChanges:
-        """Compare configuration, state and cloud; the saved plan. Raises UserError."""
+    def plan(self, *, destroy: bool = False, replace: Sequence[str] = ()) -> PlannedChanges:
+        """Compare configuration, state and cloud; the saved plan. `replace`: addresses of what is
+        made again, even unchanged. Raises UserError."""
         file = self.directory / (_DESTROY if destroy else _UP)
-        options = [*(["-destroy"] if destroy else []), "-lock=false", f"-out={file.name}"]
+        again = [f"-replace={each}" for each in replace]
+        options = [*(["-destroy"] if destroy else again), "-lock=false", f"-out={file.name}"]
         self._checked("plan", "-input=false", "-json", *options)
         shown = self._checked("show", "-json", file.name)
         return planned_changes(file, json.loads("\n".join(shown.lines)))

@@ -32,6 +32,12 @@ from drillyard.provision.installer_images import (
 )
 from drillyard.provision.launch_file import launch_values, with_values
 from drillyard.provision.made_hosts import HOST_KINDS, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.node_request import (
+    GROUP_KIND,
+    hosts_of,
+    spent_requests,
+    wait_for_nodes,
+)
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.provisioner import require_driven
 from drillyard.provision.terraform_output import (
@@ -110,24 +116,27 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
         with session(request, program) as opened:
             _apply(opened, stages)
             state = opened.bucket.resources()
-            if plan.login is not None:
-                return _reach_hosts(request, stages, state)
-            if plan.job_service is not None:
-                return MadeCluster("", {})
-            context = stages.write_context(plan, state[CLUSTER].attributes)
-            request.report(f"context {context} is in your kubeconfig")
-            opened.require_lock()
-            digests = _recorded_digests(opened, digests)
-            stages.install_releases(with_digests(plan, digests), context)
-            written = {name: stages.write_secret(context, name) for name in secrets}
-    return MadeCluster(context, written)
+            if plan.has_kubernetes:
+                context = stages.write_context(plan, state[CLUSTER].attributes)
+                request.report(f"context {context} is in your kubeconfig")
+                opened.require_lock()
+                digests = _recorded_digests(opened, digests)
+                stages.install_releases(with_digests(plan, digests), context)
+                written = {name: stages.write_secret(context, name) for name in secrets}
+                return MadeCluster(context, written)
+        # The lock is released: nodes may come in days.
+        return MadeCluster("", {}) if plan.login is None else _reach_hosts(request, stages, state)
 
 
 def _reach_hosts(
     request: Request, stages: Stages, state: Mapping[str, StateResource]
 ) -> MadeCluster:
     assert request.plan.login is not None
-    hosts = planned_hosts(request.plan, made_hosts(state))
+    if request.plan.login.group is None:
+        hosts = planned_hosts(request.plan, made_hosts(state))
+    else:
+        ask, down = stages.node_request, request.down_command
+        hosts = tuple(wait_for_nodes(request.plan, state, ask, request.report, down))
     path = stages.write_login(request.plan, hosts)
     login = f"ssh -F {shlex.quote(str(path))} -l {request.plan.login.user} {hosts[0].name}"
     request.report(
@@ -240,7 +249,8 @@ def _apply(opened: Session, stages: Stages) -> None:
     adopt_interrupted(request.plan, terraform, bucket, request.report, recreate=True)
     _adopt_kept_data(opened)
     request.report(f"comparing {len(request.plan.made_by_terraform)} resources with what exists")
-    changes = terraform.plan()
+    spent = spent_requests(request.plan, bucket.resources, stages.node_request)
+    changes = terraform.plan(replace=spent)
     if changes.is_empty:
         request.report("nothing to change")
         return
@@ -289,7 +299,10 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
     # One that an interrupted command left half-made never took runs.
     endangered = [each for each in endangered if not _is_tainted(state, each.address)]
     if endangered and opened.request.plan.login is not None:
-        _guard_hosts(opened, stages, endangered, made_hosts(state))
+        hosts = hosts_of(opened.request.plan, state, stages.node_request)
+        # A request that was never granted, or whose nodes are gone, is nobody's.
+        if hosts:
+            _guard_hosts(opened, stages, endangered, hosts)
         return
     if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
         return
@@ -333,6 +346,8 @@ def _takes_nodes(change: Change) -> bool:
     if change.kind in HOST_KINDS:
         stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
         return change.action in _DESTROYING or stops
+    if change.kind == GROUP_KIND:
+        return change.action in _DESTROYING
     return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
 
 

@@ -26,6 +26,7 @@ from drillyard.provision.google.capacity_checks import (
 from drillyard.provision.google.findings import known
 from drillyard.provision.google.inventory import Inventory, Thing, take_inventory
 from drillyard.provision.google.listings import LISTINGS
+from drillyard.provision.google.network_checks import check_job_network, check_network
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.permissions import rights_of
 from drillyard.provision.google.resource_marks import plain_kind
@@ -61,6 +62,8 @@ def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     yield from known("network profiles", partial(check_network_profiles, plan, apis))
     yield from known("versions of GKE", partial(check_versions, plan, apis))
     yield from known("network of the jobs", partial(_job_network, plan, apis))
+    yield from known("network of the jobs", partial(check_job_network, plan, apis))
+    yield from known("network of the nodes", partial(check_network, plan, apis))
     yield from known("reservations", partial(check_reservations, plan, apis))
     yield from known("quotas", partial(check_quotas, plan, apis))
     yield from _taken_names(plan, apis)
@@ -175,7 +178,7 @@ def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
         yield ProjectFinding(
             "error",
             f"vertex.network: {given} is of another project; the number of {plan.project} is"
-            f" {number}",
+            f" {number} (a shared VPC has another name than the cluster)",
             f"write {right}",
         )
 
