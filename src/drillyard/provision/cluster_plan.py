@@ -242,8 +242,8 @@ class ClusterPlan:
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     state_endpoint: str = ""
-    """The address of the S3-compatible service that has the state's bucket; empty: it is Cloud
-    Storage. Then the user runs Terraform, with the files of `plan --output`."""
+    """The address of the S3-compatible service of Nebius that has the state's bucket; empty: it is
+    Cloud Storage."""
     login: HostLogin | None = None
     """How its hosts are reached; None: it has none that are made with it."""
     toolkit: ToolkitDeployment | None = None
@@ -255,6 +255,11 @@ class ClusterPlan:
     def is_made_in_a_cloud(self) -> bool:
         """Whether the plan makes a cluster; else it completes one that exists."""
         return bool(self.terraform) or self.toolkit is not None
+
+    @property
+    def cloud(self) -> str:
+        """The cloud that it is made in: the name of its package (`clouds.py`)."""
+        return "nebius" if self.state_endpoint else "google"
 
     @property
     def has_kubernetes(self) -> bool:

@@ -13,6 +13,7 @@ from drillyard.formatting import first_few
 from drillyard.launch.hosts.host_facts import HostAnswer, no_answer_reason, problem_lines
 from drillyard.launch.hosts.launcher import HostsLauncher
 from drillyard.programs import Programs
+from drillyard.provision.clouds import state_bucket
 from drillyard.provision.cluster_objects import ClusterObjects, PoolStatus
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.made_hosts import (
@@ -22,7 +23,6 @@ from drillyard.provision.made_hosts import (
     write_login,
 )
 from drillyard.provision.node_request import NodeRequest, hosts_of
-from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.terraform_output import StateResource
 
 TUNNEL = "gcloud"
@@ -61,7 +61,7 @@ def running_on_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> list[str]:
 def hosts_status(plan: ClusterPlan) -> ClusterObjects:
     """Which hosts are there and answer, with their GPUs. Raises UserError where the state cannot be
     read, or has none."""
-    bucket = StateBucket(plan)
+    bucket = state_bucket(plan)
     state = {} if bucket.find() is None else bucket.resources()
     hosts = planned_hosts(plan, hosts_of(plan, state, _node_request))
     if not hosts:

@@ -29,7 +29,8 @@ from drillyard.safe_files import (
     write_output,
 )
 
-HOST_KIND = "google_compute_instance"
+_OF_GOOGLE, _OF_NEBIUS = "google_compute_instance", "nebius_compute_v1_instance"
+HOST_KINDS = (_OF_GOOGLE, _OF_NEBIUS)
 _MADE_BY = "# Made by `drillyard cluster up`"
 _CONFIG, _KNOWN_HOSTS = "config", "known_hosts"
 
@@ -50,7 +51,7 @@ class MadeHost:
 
 def made_hosts(state: Mapping[str, StateResource]) -> tuple[MadeHost, ...]:
     """The hosts that a state has, in the order of their numbers."""
-    found = [_host(each) for each in state.values() if each.kind == HOST_KIND]
+    found = [_host(each) for each in state.values() if each.kind in HOST_KINDS]
     return tuple(sorted(found, key=lambda each: _number(each.name)))
 
 
@@ -165,6 +166,8 @@ def ssh_config_text(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> str:
 
 def _host(found: StateResource) -> MadeHost:
     values = found.attributes
+    if found.kind == _OF_NEBIUS:
+        return _nebius_host(found.address, values)
     (first, *_) = values.get("network_interface") or [{}]
     (outside, *_) = first.get("access_config") or [{}]
     return MadeHost(
@@ -175,6 +178,24 @@ def _host(found: StateResource) -> MadeHost:
         str(outside.get("nat_ip") or ""),
         str(values.get("instance_id") or ""),
         str(values.get("creation_timestamp") or ""),
+    )
+
+
+def _nebius_host(address: str, values: Mapping[str, Any]) -> MadeHost:
+    (first, *_) = (values.get("status") or {}).get("network_interfaces") or [{}]
+
+    def of(kind: str) -> str:
+        """An address, which Nebius gives with its prefix: 10.0.0.1/32."""
+        return str((first.get(kind) or {}).get("address") or "").partition("/")[0]
+
+    return MadeHost(
+        address,
+        str(values["name"]),
+        "",
+        of("ip_address"),
+        of("public_ip_address"),
+        str(values.get("id") or ""),
+        str(values.get("created_at") or ""),
     )
 
 

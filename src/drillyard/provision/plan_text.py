@@ -209,9 +209,6 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
-    if plan.state_endpoint:
-        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output DIR"
-        return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices

@@ -21,6 +21,7 @@ from drillyard.config.yaml_document import parse_document
 from drillyard.errors import UnreachableError, UserError
 from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
+from drillyard.provision.clouds import cloud_of, state_bucket
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.installer_images import (
@@ -30,7 +31,7 @@ from drillyard.provision.installer_images import (
     with_digests,
 )
 from drillyard.provision.launch_file import launch_values, with_values
-from drillyard.provision.made_hosts import HOST_KIND, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.made_hosts import HOST_KINDS, MadeHost, made_hosts, planned_hosts
 from drillyard.provision.node_request import (
     GROUP_KIND,
     hosts_of,
@@ -39,7 +40,6 @@ from drillyard.provision.node_request import (
 )
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.provisioner import require_driven
-from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
 from drillyard.provision.terraform_output import (
     Action,
     Change,
@@ -55,6 +55,7 @@ _POOLS = ("google_container_node_pool", "google_container_cluster")
 _IN_PLACE = {
     *("labels", "effective_labels", "terraform_labels"),
     *("metadata", "desired_status", "deletion_protection"),
+    *("stopped", "labels_all", "resource_version", "updated_at", "status"),
 }
 """What of a host changes while it runs, or starts it."""
 _DESTROYING: tuple[Action, ...] = ("replace", "delete")
@@ -106,8 +107,9 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
         request.report(line)
     request.confirm(f"Make cluster {plan.name} in project {plan.project}?")
     with _next_command(request):
-        if ensure_state_bucket(plan):
-            request.report(f"created gs://{plan.state_bucket}, the bucket of the state")
+        bucket = state_bucket(plan)
+        if bucket.ensure():
+            request.report(f"created {bucket.title}, the bucket of the state")
         if toolkit is not None:
             return MadeCluster("", {}, settings=deploy(request, stages, toolkit))
         assert program is not None
@@ -221,7 +223,7 @@ def _image_digests(request: Request, stages: Stages) -> dict[str, str]:
     answer would stop `up` later."""
     if not has_images(request.plan):
         return {}
-    recorded = StateBucket(request.plan).digests()
+    recorded = state_bucket(request.plan).digests()
     return chosen_digests(request.plan, recorded, stages.image_digest, request.report)
 
 
@@ -245,7 +247,7 @@ def _apply(opened: Session, stages: Stages) -> None:
     """Bring Terraform's resources to what the plan says."""
     request, terraform, bucket = opened.request, opened.terraform, opened.bucket
     adopt_interrupted(request.plan, terraform, bucket, request.report, recreate=True)
-    _adopt_kept_buckets(opened)
+    _adopt_kept_data(opened)
     request.report(f"comparing {len(request.plan.made_by_terraform)} resources with what exists")
     spent = spent_requests(request.plan, bucket.resources, stages.node_request)
     changes = terraform.plan(replace=spent)
@@ -276,14 +278,14 @@ def apply_recorded(opened: Session, changes: PlannedChanges) -> None:
             opened.bucket.set_creating([])
 
 
-def _adopt_kept_buckets(opened: Session) -> None:
-    """Take buckets that an earlier `down` kept, since they had data, into the state again."""
+def _adopt_kept_data(opened: Session) -> None:
+    """Take what an earlier `down` kept, since it had data, into the state again."""
     request, plan = opened.request, opened.request.plan
-    state = opened.bucket.resources()
+    state, stores = opened.bucket.resources(), cloud_of(plan).data_stores(plan)
     for each in plan.made_by_terraform:
-        if each.kind != "google_storage_bucket" or each.address in state:
+        if each.kind != stores.kind or each.address in state:
             continue
-        if opened.bucket.own_bucket(body_of(plan, each.address)["name"]) is not None:
+        if stores.find(body_of(plan, each.address)["name"]) is not None:
             adopt(plan, opened.terraform, state, each.address, request.report)
 
 
@@ -341,7 +343,7 @@ def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> No
 
 def _takes_nodes(change: Change) -> bool:
     """Whether runs on the nodes of a pool, or on a host, would end."""
-    if change.kind == HOST_KIND:
+    if change.kind in HOST_KINDS:
         stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
         return change.action in _DESTROYING or stops
     if change.kind == GROUP_KIND:

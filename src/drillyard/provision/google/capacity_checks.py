@@ -12,7 +12,8 @@ from drillyard.hardware.capacity import Quota
 from drillyard.provision.cluster_plan import ClusterPlan, Pool
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.google.api import ApiError, GoogleApis
-from drillyard.provision.google.findings import ProjectFinding, known
+from drillyard.provision.google.findings import known
+from drillyard.provision.project_findings import ProjectFinding
 
 _UNLIMITED = -1
 

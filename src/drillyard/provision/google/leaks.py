@@ -19,17 +19,16 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.assets import Asset, search_assets, things_of_gaps, unlisted
 from drillyard.provision.google.inventory import (
-    Gap,
     Inventory,
     Thing,
     resize_requests,
     take_inventory,
 )
 from drillyard.provision.google.leak_prices import usd_per_day
-from drillyard.provision.google.leak_report import Leak, LeakReport, kind_title
 from drillyard.provision.google.listings import JOB_LISTINGS, LISTINGS, RESIZE_REQUESTS
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.resource_marks import plain_kind, region_of
+from drillyard.provision.leak_report import Gap, Leak, LeakReport, kind_title
 
 _GROUP = "google_compute_instance_group_manager"
 _OF_CONTROLLER = (
