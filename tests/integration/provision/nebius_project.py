@@ -140,6 +140,7 @@ class NebiusProject:
         self._provider = Provider(self.cloud, PROVIDER)
         self.buckets: dict[str, dict[str, Any]] = {}
         self.public: Callable[[str], str] = lambda name: f"198.51.100.{name.rpartition('-')[2]}"
+        self.inside: Callable[[str], str] = lambda name: f"10.0.0.{name.rpartition('-')[2]}"
         self.refuse: Callable[[list[str]], str | None] = lambda words: None
         """What the program prints in place of an answer."""
         self.region, self.fabrics, self.limit = "eu-north1", ["fabric-2", "fabric-3"], "64"
@@ -278,7 +279,7 @@ class NebiusProject:
         made = {"id": _id(kind, value["name"]), "created_at": CREATED}
         if kind != VM:
             return made
-        inside = {"address": f"10.0.0.{value['name'].rpartition('-')[2]}/32"}
+        inside = {"address": f"{self.inside(value['name'])}/32"}
         nic = {
             "ip_address": inside,
             "public_ip_address": {"address": f"{self.public(value['name'])}/32"},

@@ -312,7 +312,7 @@ def test_down_waits_for_the_runs_on_the_hosts_that_up_made(
             processes_per_node=1,
             python=sys.executable,
         )
-        project.public = lambda name: "127.0.0.1"
+        project.public = project.inside = lambda name: "127.0.0.1"
         ports = [host.port for host in hosts.hosts]
         project.program("ssh", _SSH.format(*ports, shutil.which("ssh")))
         project.up("--write")
