@@ -17,7 +17,8 @@ from drillyard.hardware.cloud_limits import limit
 from drillyard.provision.cluster_plan import ClusterPlan, ExistingNetwork
 from drillyard.provision.gcp.node_network import PEERING
 from drillyard.provision.google.api import ApiError, GoogleApis
-from drillyard.provision.google.findings import ProjectFinding, known
+from drillyard.provision.google.findings import known
+from drillyard.provision.project_findings import ProjectFinding
 
 _USE, _USE_OUTSIDE = "compute.subnetworks.use", "compute.subnetworks.useExternalIp"
 _USER_ROLES = (

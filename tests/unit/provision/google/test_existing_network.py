@@ -14,10 +14,10 @@ from tests.unit.provision.test_existing_network import cluster as content_in
 
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis
-from drillyard.provision.google.findings import ProjectFinding
 from drillyard.provision.google.leaks import find_leaks
 from drillyard.provision.google.network_checks import check_job_network, check_network
 from drillyard.provision.google.preflight import check_project
+from drillyard.provision.project_findings import ProjectFinding
 
 REGION = "us-central1"
 VPC, SUBNET = "global/networks/corp", f"regions/{REGION}/subnetworks/gpu-nodes"
