@@ -32,16 +32,25 @@ def no_state(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     removed: list[str] = []
 
     class Bucket:
-        def __init__(self, plan: ClusterPlan) -> None:
-            self.plan = plan
+        title = "gs://state"
 
         def find(self) -> None:
             return None
 
+    class Stores:
+        kind = "google_storage_bucket"
+
+    class Cloud:
+        def state_bucket(self, plan: ClusterPlan) -> Bucket:
+            return Bucket()
+
+        def data_stores(self, plan: ClusterPlan) -> Stores:
+            return Stores()
+
     monkeypatch.setattr(down, "terraform_program", lambda plan: None)
-    monkeypatch.setattr(down, "StateBucket", Bucket)
-    monkeypatch.setattr(down, "_data_buckets", lambda *_: [])
-    monkeypatch.setattr(down, "_remove_buckets", lambda *_: removed.append("buckets") or [])
+    monkeypatch.setattr(down, "cloud_of", lambda plan: Cloud())
+    monkeypatch.setattr(down, "_own_data", lambda *_: [])
+    monkeypatch.setattr(down, "_remove_data", lambda *_: removed.append("buckets") or [])
     monkeypatch.setattr(down, "_check_leaks", lambda *_: 0)
     return removed
 

@@ -238,7 +238,7 @@ def test_status_names_hosts_that_a_run_would_miss(
 ) -> None:
     found, _ = made(tmp_path, 4)
     bucket = SimpleNamespace(title="gs://state", find=lambda: object(), resources=lambda: state(3))
-    monkeypatch.setattr(hosts_stage, "StateBucket", lambda plan: bucket)
+    monkeypatch.setattr(hosts_stage, "state_bucket", lambda plan: bucket)
     said: dict[str, str | None] = {"team_0": '{"gpus": 1}', "team_1": '{"gpus": 0}'}
     monkeypatch.setattr(hosts_stage, "Programs", lambda: answers(**said, team_2=None))
     status = cluster_status(found)

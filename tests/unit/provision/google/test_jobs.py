@@ -208,12 +208,12 @@ def test_status_says_what_is_missing_and_what_runs(
     cloud: GoogleCloud, make: Callable[..., ClusterPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = make()
-    monkeypatch.setattr(jobs_stage, "StateBucket", lambda _: _State({}))
+    monkeypatch.setattr(jobs_stage, "state_bucket", lambda _: _State({}))
     with pytest.raises(UserError, match="made yet"):
         jobs_status(found)
     made = {each.address: _Made(each.kind) for each in found.made_by_terraform}
     account = made.pop("google_service_account.jobs")
-    monkeypatch.setattr(jobs_stage, "StateBucket", lambda _: _State(made))
+    monkeypatch.setattr(jobs_stage, "state_bucket", lambda _: _State(made))
     seed_job(cloud, "1", "RUNNING", labels=OURS, startTime="2026-10-01T12:00:00Z")
     seed_job(cloud, "2", "QUEUED", labels=OURS)
     status = jobs_status(found)
