@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from drillyard.config.run import RunConfig
-from drillyard.config.run_checks import require_valid
+from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data.prepared_data import PreparedData, prepare_sample
 from drillyard.errors import UserError
 from drillyard.estimation.alternatives import find_alternatives
@@ -33,7 +33,7 @@ from drillyard.parallel.collectives import gather
 from drillyard.parallel.parallelize import COMPUTE_DTYPE
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.training.bench_document import VERSION, BenchDocument
-from drillyard.training.build import batch_shape
+from drillyard.training.build import batch_shape, with_micro_batch
 from drillyard.training.device_rates import DeviceRates, device_rates
 from drillyard.training.model_setup import (
     GIB,
@@ -101,11 +101,12 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     rates = device_rates(ranks.device, dtype, size=size, copied_mib=copied_mib)
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
-    shape = batch_shape(config, ranks.num_data_ranks)
-    sequences = min(total * shape.global_batch_size, MOST_SEQUENCES)
+    batch = resolve_global_batch(config, ranks.num_data_ranks)
+    sequences = min(total * batch, MOST_SEQUENCES)
     with prepare_sample(config, sequences) as data:
         model = build_sharded_model(config, data.tokenizer, ranks)
-        training = config.training
+        config = with_micro_batch(config, model)
+        training, shape = config.training, batch_shape(config, ranks.num_data_ranks)
         optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
         fill_weights(config, model)
         seed_rank(training.seed, 0, ranks)
@@ -259,10 +260,7 @@ def _document(
             for part in PARTS
         ],
         "idle_seconds": measured.idle_seconds,
-        "settings": {
-            **model.resolved.settings(),
-            "training.micro_batch_size": setup.micro_batch_size,
-        },
+        "settings": model.resolved.settings(),
         "trace": None if request.trace is None else str(request.trace),
         "notes": [
             *([] if on_gpu else [ON_A_CPU]),

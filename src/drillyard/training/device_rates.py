@@ -42,13 +42,14 @@ def median_seconds(action: Callable[[], Any], device: torch.device, repeats: int
             action()
             seconds.append(time.perf_counter() - started)
         return statistics.median(seconds)
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(repeats)
-    ]
+    pairs: list[tuple[Any, Any]] = [(_timed_event(), _timed_event()) for _ in range(repeats)]
     for begin, end in pairs:
         begin.record()
         action()
         end.record()
     torch.cuda.synchronize(device)
-    return statistics.median(begin.elapsed_time(end) for begin, end in pairs) / 1e3
+    return float(statistics.median(begin.elapsed_time(end) for begin, end in pairs)) / 1e3
+
+
+def _timed_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
