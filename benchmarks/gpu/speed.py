@@ -66,10 +66,13 @@ def ours(
     lora: dict[str, Any] | None = None,
     quantization: str | None = None,
     fsdp2: bool = False,
+    compiled: bool | str = "auto",
+    optimizer: str = "adamw",
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
-    among the one rank, as where weights do not fit whole."""
+    among the one rank, as where weights do not fit whole.
+    `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -78,7 +81,8 @@ def ours(
             model,
             sequence_length=sequence_length,
             precision="bf16",
-            compile="auto",
+            compile=compiled,
+            optimizer={"name": optimizer, "learning_rate": 1.0e-3},
             micro_batch_size=size,
             activation_checkpointing=recompute,
             lora=lora,
