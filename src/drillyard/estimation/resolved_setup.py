@@ -199,8 +199,12 @@ def largest_fitting(
 
     def of_size(size: int) -> Setup:
         chunk = resolve_loss_chunk(size * setup.sequence_length, loss_chunk)
-        changed = {"micro_batch_size": size, "gradient_accumulation": sequences // size}
-        return replace(setup, **changed, loss_chunk_tokens=chunk)
+        return replace(
+            setup,
+            micro_batch_size=size,
+            gradient_accumulation=sequences // size,
+            loss_chunk_tokens=chunk,
+        )
 
     if len(sizes) > 1 and memory_gib is not None:
         full_sized = [each for each in sizes if each * setup.sequence_length >= FEWEST_TOKENS]

@@ -158,8 +158,7 @@ def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in profiler.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-        and not getattr(event, "is_user_annotation", False)
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     return idle_microseconds(kernels) / 1e6
 

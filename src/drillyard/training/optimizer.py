@@ -124,7 +124,7 @@ class ShardedAdamW:
             shard.local.grad = local_tensor(gradient)
         loss, norm = self._global_loss_and_norm(loss_sum)
         found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
-        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        self.optimizer.found_inf = found_inf  # type: ignore[union-attr]
         if self.clipping is not None:
             clip_grads_with_norm_(
                 [shard.local for shard in self.shards],
