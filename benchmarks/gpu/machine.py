@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import platform
-import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -14,6 +11,7 @@ import torch
 from setups import Setting
 
 from drillyard.hardware import find_accelerator
+from drillyard.training.device_rates import DeviceRates, device_rates
 
 PACKAGES = (
     "torch",
@@ -31,19 +29,22 @@ PACKAGES = (
 def rates(setting: Setting) -> dict[str, Any]:
     """TFLOP/s of a large bf16 product on random data, GB/s of a large copy (bytes read plus bytes
     written)."""
-    size = 512 if setting.tiny else 8192
-    elements = 2**20 if setting.tiny else 2**30
-    a, b = (torch.randn(size, size, device=setting.device).bfloat16() for _ in range(2))
-    source = torch.empty(elements, dtype=torch.int32, device=setting.device).random_()
-    target = torch.empty_like(source)
-    product_seconds = median_seconds(lambda: a @ b, setting)
-    copy_seconds = median_seconds(lambda: target.copy_(source), setting)
-    assert torch.equal(source, target)
+    found = measured_rates(setting)
     return {
         **versions(setting),
-        "bf16_product_tflops": 2 * size**3 / product_seconds / 1e12,
-        "copy_gb_per_s": 2 * source.nbytes / copy_seconds / 1e9,
+        "bf16_product_tflops": found.flops_per_second / 1e12,
+        "copy_gb_per_s": found.bytes_per_second / 1e9,
     }
+
+
+def measured_rates(setting: Setting) -> DeviceRates:
+    """The rates of a bf16 product and of a copy."""
+    return device_rates(
+        torch.device(setting.device),
+        torch.bfloat16,
+        size=256 if setting.tiny else 8192,
+        copied_mib=4 if setting.tiny else 1024,
+    )
 
 
 def versions(setting: Setting) -> dict[str, Any]:
@@ -66,26 +67,3 @@ def versions(setting: Setting) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
         }
     return found
-
-
-def median_seconds(action: Callable[[], Any], setting: Setting, repeats: int = 20) -> float:
-    """Median seconds of one call after three to warm up, by events on a GPU."""
-    for _ in range(3):
-        action()
-    if setting.device == "cpu":
-        seconds = []
-        for _ in range(3):
-            started = time.perf_counter()
-            action()
-            seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds)
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(repeats)
-    ]
-    for begin, end in pairs:
-        begin.record()
-        action()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in pairs) / 1e3

@@ -145,6 +145,45 @@ def _adapter_rows() -> list[Row]:
     ]
 
 
+def _technique_rows() -> list[Row]:
+    """Each technique on and off beside its neighbour, and lengths and ranks that others publish."""
+    three = {"shape": "3B", "sequence_length": 4096, "micro_batch": 2}
+    eight = {"shape": "8B", "micro_batch": 2, "recompute": "auto"}
+    rank_16 = {"rank": 16, "alpha": 32.0, "target_modules": "all-linear"}
+    return [
+        Row(
+            "3B at 4,096: bare loop, no checkpointing",
+            "speed:bare_loop",
+            240,
+            three | {"recompute": "none"},
+        ),
+        Row(
+            "3B at 4,096: trainer, not compiled",
+            "speed:ours",
+            240,
+            three | {"recompute": "auto", "compiled": False},
+        ),
+        Row(
+            "3B at 4,096: trainer, moments in 8 bits",
+            "speed:ours",
+            240,
+            three | {"recompute": "auto", "optimizer": "adamw-8bit"},
+        ),
+        Row(
+            "8B at 4,096, LoRA r=16: trainer, checkpointing auto",
+            "speed:ours",
+            240,
+            eight | {"sequence_length": 4096, "lora": rank_16},
+        ),
+        Row(
+            "8B at 32,768, LoRA r=16: trainer, checkpointing auto",
+            "speed:ours",
+            300,
+            eight | {"sequence_length": 32768, "micro_batch": 1, "lora": rank_16},
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     setups = (
         "sdpa",
@@ -204,6 +243,7 @@ ROWS = [
     *_speed_rows("3B", 4096, 2, "full"),
     *_speed_rows("1B", 2048, 8, "none"),
     *_adapter_rows(),
+    *_technique_rows(),
     *_memory_rows(),
 ]
 

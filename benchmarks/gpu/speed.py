@@ -20,10 +20,13 @@ from unittest import mock
 import numpy as np
 import torch
 from benchmarks.bare_loop import BareLoop
+from machine import measured_rates
 from setups import Setting, assembled, compile_quickly, run_config
 from training import ranks_of
 
 from drillyard.estimation.memory import memory_estimate
+from drillyard.estimation.setup import Setup
+from drillyard.estimation.step_roofline import part_work
 from drillyard.hardware import find_accelerator
 from drillyard.models.architectures import blocks
 from drillyard.models.meta_model import build_model
@@ -63,10 +66,13 @@ def ours(
     lora: dict[str, Any] | None = None,
     quantization: str | None = None,
     fsdp2: bool = False,
+    compiled: bool | str = "auto",
+    optimizer: str = "adamw",
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
-    among the one rank, as where weights do not fit whole."""
+    among the one rank, as where weights do not fit whole.
+    `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -75,7 +81,8 @@ def ours(
             model,
             sequence_length=sequence_length,
             precision="bf16",
-            compile="auto",
+            compile=compiled,
+            optimizer={"name": optimizer, "learning_rate": 1.0e-3},
             micro_batch_size=size,
             activation_checkpointing=recompute,
             lora=lora,
@@ -86,12 +93,15 @@ def ours(
         with ranks_of(config) as ranks, mock.patch.object(parallelize, "holds_whole", rule):
             trainer, set_up = assembled(config, ranks)
             seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
+            bound = roofline_seconds(set_up.resolved.setup, setting)
             estimated = memory_estimate(set_up.resolved.setup).total
             chosen = set_up.resolved.setup
             return {
                 **figures(
                     setting, set_up.num_parameters, seconds, size * config.data.sequence_length
                 ),
+                "roofline_seconds": bound,
+                "over_roofline": statistics.median(seconds) / bound,
                 "predicted_gib": f"{estimated.low.value:.1f} to {estimated.high.value:.1f}",
                 "attention": chosen.kernel,
                 "compiled": chosen.compiled,
@@ -230,6 +240,12 @@ def hf_trainer(
         }
 
     return halving(measured, micro_batch)
+
+
+def roofline_seconds(setup: Setup, setting: Setting) -> float:
+    """The least that a step of `setup` could take at the rates that this device reaches alone."""
+    rates = measured_rates(setting)
+    return sum(part.seconds(*rates) for part in part_work(setup).values())
 
 
 def with_adapters(model: Any, lora: dict[str, Any], recompute: str) -> Any:

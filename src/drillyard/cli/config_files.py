@@ -19,8 +19,8 @@ from drillyard.errors import UserError
 
 
 class SchemaKind(StrEnum):
-    """The files a user writes, acceptance.json, and the output of `drillyard estimate --json` and
-    `drillyard cluster plan --json`."""
+    """The files a user writes, acceptance.json, and the output of `drillyard estimate --json`,
+    `drillyard bench --json` and `drillyard cluster plan --json`."""
 
     run = "run"
     cluster = "cluster"
@@ -28,6 +28,7 @@ class SchemaKind(StrEnum):
     estimate = "estimate"
     cluster_plan = "cluster-plan"
     acceptance = "acceptance"
+    bench = "bench"
 
 
 def register(app: typer.Typer) -> None:
@@ -157,11 +158,11 @@ def _absolute(path: str) -> str:
 def schema(
     which: Annotated[
         SchemaKind,
-        typer.Argument(help="run, cluster, workload, estimate, cluster-plan or acceptance."),
+        typer.Argument(help="run, cluster, workload, estimate, cluster-plan, acceptance or bench."),
     ],
 ) -> None:
     """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, `drillyard
-    estimate --json`, `drillyard cluster plan --json`, or acceptance.json.
+    estimate --json`, `drillyard cluster plan --json`, acceptance.json, or `drillyard bench --json`.
 
     In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
     `# yaml-language-server: $schema=run.schema.json`.
@@ -178,6 +179,10 @@ def schema(
         from drillyard.acceptance.acceptance_document import acceptance_schema
 
         document = acceptance_schema()
+    elif which is SchemaKind.bench:
+        from drillyard.training.bench_document import bench_schema
+
+        document = bench_schema()
     else:
         from drillyard.config.load import json_schema
 

@@ -63,6 +63,9 @@ COMMANDS = {
     "train": Command(
         "drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."
     ),
+    "bench": Command(
+        "drillyard.cli.bench", "Measure the training step of a run config, by its parts."
+    ),
     "cluster": Command(
         "drillyard.cli.cluster", "Create a cluster of a cloud, look at it, and remove it."
     ),

@@ -35,6 +35,7 @@ MODULES_OF_EXTRAS = {
     "kubernetes": ("kubernetes",),
     "gcp": ("google", "httplib2"),
     "remote": ("aiohttp", "fsspec", "gcsfs", "s3fs"),
+    "torchao": ("torchao",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }

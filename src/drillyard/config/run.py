@@ -312,7 +312,13 @@ class DataConfig(StrictModel):
 class OptimizerConfig(StrictModel):
     """The optimizer and its constants."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="Optimizer.")
+    name: Literal["adamw", "adamw-8bit"] = Field(
+        default="adamw",
+        description=(
+            "Optimizer; `adamw-8bit`: moments of 2 instead of 8 bytes a parameter, by torchao, in"
+            " slower steps."
+        ),
+    )
     learning_rate: PositiveFloat = Field(description="Peak learning rate.", examples=[2.0e-5])
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.95), description="Decay of the first and second moment."
@@ -355,8 +361,12 @@ class TrainingConfig(StrictModel):
             "Passes over the data, each ending with a batch of what is left; give this or `steps`."
         ),
     )
-    micro_batch_size: PositiveInt = Field(
-        default=1, description="Sequences per rank in one forward/backward."
+    micro_batch_size: Literal["auto"] | PositiveInt = Field(
+        default=1,
+        description=(
+            "Sequences per rank in one forward/backward; `auto`, with `global_batch_size`: what is"
+            " estimated to fit with the least recomputation, up to 16,384 tokens."
+        ),
     )
     gradient_accumulation: PositiveInt | None = Field(
         default=None,

@@ -96,6 +96,12 @@ def num_data_ranks(config: RunConfig, num_ranks: int) -> int:
     return num_ranks // (config.parallelism.tensor * config.parallelism.context)
 
 
+def least_micro_batch(config: RunConfig) -> int:
+    """Sequences per rank in one forward; of `auto`, which needs a global batch, the fewest."""
+    size = config.training.micro_batch_size
+    return 1 if size == "auto" else size
+
+
 def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     """Micro-batches per step on each rank. UserError when the global batch does not divide into
     them."""
@@ -103,17 +109,16 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     total, accumulation = training.global_batch_size, training.gradient_accumulation
     if total is None:
         return accumulation or 1
-    at_once = training.micro_batch_size * num_data_ranks
-    product = f"micro_batch_size {training.micro_batch_size} x {num_data_ranks} data-parallel ranks"
+    micro_batch = least_micro_batch(config)
+    at_once = micro_batch * num_data_ranks
+    product = f"micro_batch_size {micro_batch} x {num_data_ranks} data-parallel ranks"
     if total % at_once:
         lower = total // at_once * at_once
         near = f"{lower} or {lower + at_once}" if lower else f"{at_once}"
         smaller = ""
         if total % num_data_ranks == 0 and accumulation is None:
             of_rank = total // num_data_ranks
-            divisor = next(
-                size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0
-            )
+            divisor = next(size for size in range(micro_batch, 0, -1) if of_rank % size == 0)
             smaller = f", or micro_batch_size to {divisor}"
         raise ConfigError(
             f"training.global_batch_size: {total} is not a multiple of {product} = {at_once}; set"
@@ -130,11 +135,7 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
 
 def resolve_global_batch(config: RunConfig, num_data_ranks: int) -> int:
     """Sequences per step over all ranks. UserError as for `resolve_accumulation`."""
-    return (
-        config.training.micro_batch_size
-        * num_data_ranks
-        * resolve_accumulation(config, num_data_ranks)
-    )
+    return least_micro_batch(config) * num_data_ranks * resolve_accumulation(config, num_data_ranks)
 
 
 def smallest_global_batch(config: RunConfig) -> int:
@@ -335,6 +336,15 @@ def _format(config: RunConfig) -> Iterator[Problem]:
 
 
 def _length(config: RunConfig) -> Iterator[Problem]:
+    training = config.training
+    if training.micro_batch_size == "auto" and (
+        training.global_batch_size is None or training.gradient_accumulation is not None
+    ):
+        yield problem(
+            "training.micro_batch_size",
+            "`auto` needs training.global_batch_size, and no gradient_accumulation: sequences per"
+            " step must not depend on what fits",
+        )
     length, model = config.data.sequence_length, config.model
     positions = (model.config or {}).get("max_position_embeddings")
     if isinstance(positions, int) and length > positions:

@@ -50,7 +50,10 @@ RECORDED = frozenset(
     {
         "training.steps",
         "training.epochs",
-        "training.optimizer",
+        "training.optimizer.learning_rate",
+        "training.optimizer.betas",
+        "training.optimizer.epsilon",
+        "training.optimizer.weight_decay",
         "training.schedule",
         "training.gradient_clipping",
     }

@@ -18,13 +18,16 @@ The result is a pure function of its arguments, so all ranks of a run get the sa
 memory. It changes with versions: a run records what it resolved, and a resume on the same layout
 keeps that (`training/resolved_record.py`).
 
+`micro_batch_size: auto` is decided before: see `largest_fitting`. The sequences of a step are those
+of `global_batch_size`, so it changes rounding alone.
+
 Cost: up to four memory estimates, 10 to 40 ms in all. Limits: sequences are taken to be full, as
 after packing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -37,7 +40,7 @@ from drillyard.config.kernel_rules import (
     unsharded_is_small,
 )
 from drillyard.config.run import RunConfig
-from drillyard.config.run_checks import num_data_ranks, resolve_accumulation
+from drillyard.config.run_checks import least_micro_batch, num_data_ranks, resolve_accumulation
 from drillyard.errors import UserError
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.setup import Checkpointing, Setup, lora_setup
@@ -47,6 +50,11 @@ from drillyard.modelspec import ModelSpec
 GIB: Final = 2**30
 CHECKPOINTING_MODES: Final[tuple[Checkpointing, ...]] = get_args(Checkpointing)
 """From the least recomputation to the most."""
+
+MOST_TOKENS: Final = 16_384
+FEWEST_TOKENS: Final = 2_048
+"""Tokens of a micro-batch that `auto` chooses at most, as products get no faster from there on, and
+for which it would rather not recompute more."""
 
 FIELDS_OF_FAMILIES: Final[Mapping[str, Mapping[str, float]]] = {
     "gemma2": {"attn_logit_softcapping": 50.0},
@@ -80,11 +88,14 @@ class ResolvedSetup:
     memory: MemoryEstimate | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The values of all settings that can be left open, decided or given, by their dotted
-        keys."""
+        """The values of all settings that can be left open, decided or given, by their dotted keys;
+        `micro_batch_size` only where it was decided, as it is a part of the layout."""
         setup = self.setup
+        decided = {each.key: each.value for each in self.decisions}
+        size = {key: decided[key] for key in ("training.micro_batch_size",) if key in decided}
         return {
             "model.attention": setup.kernel,
+            **size,
             "training.activation_checkpointing": setup.activation_checkpointing,
             "training.compile": setup.compiled,
             "training.loss_chunk_tokens": setup.loss_chunk_tokens,
@@ -119,29 +130,38 @@ def resolve_setup(
             f" {config.parallelism.replicate} is not the number of GPUs, {num_gpus}; write shard:"
             " auto, or choose another number"
         )
-    tokens = training.micro_batch_size * config.data.sequence_length
+    data_ranks = num_data_ranks(config, num_gpus)
+    sizes = micro_batch_sizes(config, data_ranks)
+    of_rank = least_micro_batch(config) * resolve_accumulation(config, data_ranks)
     setup = Setup(
         spec=spec,
         precision=training.precision,
         sequence_length=config.data.sequence_length,
-        micro_batch_size=training.micro_batch_size,
-        gradient_accumulation=resolve_accumulation(config, num_data_ranks(config, num_gpus)),
+        micro_batch_size=sizes[0],
+        gradient_accumulation=of_rank // sizes[0],
         activation_checkpointing="full",
         shard=shard,
         replicate=config.parallelism.replicate,
         gpus_per_node=gpus_per_node,
         kernel=kernel or _kernel(config, spec, device_type, model_config),
         compiled=resolve_compile(training, device_type),
-        loss_chunk_tokens=resolve_loss_chunk(tokens, training.loss_chunk_tokens),
+        loss_chunk_tokens=1,
         clips_gradients=training.gradient_clipping is not None,
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
+        packed_moments=training.optimizer.name == "adamw-8bit",
         keeps_unsharded=(
             memory_gib is not None
             and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
         ),
         device_type=device_type,
     )
+    modes = (
+        CHECKPOINTING_MODES
+        if training.activation_checkpointing == "auto"
+        else (training.activation_checkpointing,)
+    )
+    setup = largest_fitting(setup, sizes, modes, memory_gib, training.loss_chunk_tokens)
     if training.activation_checkpointing == "auto":
         mode, why, memory = choose_checkpointing(setup, memory_gib)
     else:
@@ -152,6 +172,49 @@ def resolve_setup(
         if (needed := fitting_estimate(kept, memory_gib)) is not None:
             setup, memory = kept, memory and needed
     return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
+
+
+def micro_batch_sizes(config: RunConfig, data_ranks: int) -> list[int]:
+    """The sizes that a micro-batch may have, largest first: the one that is configured, or of
+    `auto` the divisors of a rank's sequences with at most MOST_TOKENS tokens."""
+    size = config.training.micro_batch_size
+    if size != "auto":
+        return [size]
+    sequences = resolve_accumulation(config, data_ranks)  # of micro-batches of one
+    most = max(1, MOST_TOKENS // config.data.sequence_length)
+    return [each for each in range(min(sequences, most), 0, -1) if sequences % each == 0]
+
+
+def largest_fitting(
+    setup: Setup,
+    sizes: Sequence[int],
+    modes: Sequence[Checkpointing],
+    memory_gib: float | None,
+    loss_chunk: int | None,
+) -> Setup:
+    """`setup` with the micro-batch of `sizes` that is fastest by rule: of the least recomputation
+    of `modes` with which one of FEWEST_TOKENS fits, else of any size, the largest; the smallest
+    where none fits or the memory is not known."""
+    sequences = setup.micro_batch_size * setup.gradient_accumulation
+
+    def of_size(size: int) -> Setup:
+        chunk = resolve_loss_chunk(size * setup.sequence_length, loss_chunk)
+        return replace(
+            setup,
+            micro_batch_size=size,
+            gradient_accumulation=sequences // size,
+            loss_chunk_tokens=chunk,
+        )
+
+    if len(sizes) > 1 and memory_gib is not None:
+        full_sized = [each for each in sizes if each * setup.sequence_length >= FEWEST_TOKENS]
+        for candidates in (full_sized or sizes[:1], sizes):
+            for mode in modes:
+                for size in candidates:
+                    found = replace(of_size(size), activation_checkpointing=mode)
+                    if fitting_estimate(found, memory_gib) is not None:
+                        return of_size(size)
+    return of_size(sizes[-1])
 
 
 def choose_checkpointing(
@@ -201,6 +264,13 @@ def _decisions(
     quarter = "a quarter of a micro-batch, at most 2048"
     rows = (
         ("model.attention", config.model.attention, setup.kernel, fastest),
+        (
+            "training.micro_batch_size",
+            training.micro_batch_size,
+            setup.micro_batch_size,
+            f"the largest that is estimated to fit, of at most {MOST_TOKENS:,} tokens, with the"
+            " least recomputation",
+        ),
         (
             "training.activation_checkpointing",
             training.activation_checkpointing,

@@ -189,10 +189,9 @@ def saved_state(setup: Setup) -> Quantity:
     item, trained = MASTER_BYTES[setup.precision], setup.adapter_parameters
     if trained is None:
         trained = setup.spec.total_parameters
-    formula = f"trained parameters x 3 ({item}-byte weight and two moments) / GPUs"
-    return quantity(
-        "saved per GPU", trained * 3 * item / setup.world_size, "bytes", formula, TRAINER
-    )
+    each = item + 2 * setup.moment_bytes
+    formula = f"trained parameters x {each:.4g} ({item}-byte weight and two moments) / GPUs"
+    return quantity("saved per GPU", trained * each / setup.world_size, "bytes", formula, TRAINER)
 
 
 def run_time(

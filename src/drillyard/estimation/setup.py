@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Final, Literal
 
-from drillyard.config.kernel_rules import NF4_BLOCK, AttentionKernel
+from drillyard.config.kernel_rules import MASTER_BYTES, NF4_BLOCK, AttentionKernel
 from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
@@ -25,6 +25,9 @@ COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8
 `config.kernel_rules.MASTER_BYTES`."""
 NF4_BITS: Final = 4 + 32 / NF4_BLOCK
 """Of a number, with its share of the fp32 magnitude of its block."""
+PACKED_MOMENT_BYTES: Final = 1 + 4 / 256
+"""Of a moment in 8 bits, with its share of the fp32 magnitude of its block
+(training/eight_bit_adamw.py); those that keep fp32 are a negligible part."""
 
 NEWEST_TORCH: Final = (2, 15)
 """The newest torch whose FSDP2 the memory estimate was compared with."""
@@ -68,7 +71,8 @@ class Setup:
     are `replicate` copies. `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`:
     weights that fit whole stay so from forward to backward, and gradients over micro-batches.
     Documents that are packed together are kept apart by a mask under `sdpa` and `eager`, by offsets
-    under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4. `torch_release`: of
+    under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
+    `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
     the torch that trains, as its FSDP2 decides what lies in memory.
     """
 
@@ -87,6 +91,7 @@ class Setup:
     clips_gradients: bool = True
     adapters: LoraSetup | None = None
     quantized: bool = False
+    packed_moments: bool = False
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
     torch_release: tuple[int, int] = field(default_factory=installed_torch)
@@ -99,6 +104,11 @@ class Setup:
     def is_packed(self, tensor: TensorSpec) -> bool:
         """Whether a weight rests in nf4."""
         return self.quantized and tensor.linear and tensor.role != "head"
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of one moment of a trained parameter."""
+        return PACKED_MOMENT_BYTES if self.packed_moments else MASTER_BYTES[self.precision]
 
     @property
     def adapter_parameters(self) -> int | None:

@@ -145,8 +145,8 @@ def optimizer_bytes(setup: Setup, trainable: int) -> float:
     The fused kernel reads weight, gradient and two moments and writes all but the gradient: 7. The
     norm of the gradients reads them once, clipping reads and writes them.
     """
-    passes = 7 + (3 if setup.clips_gradients else 1)
-    return float(passes * MASTER_BYTES[setup.precision] * trainable)
+    passes = 3 + (3 if setup.clips_gradients else 1)
+    return (passes * MASTER_BYTES[setup.precision] + 4 * setup.moment_bytes) * trainable
 
 
 def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:

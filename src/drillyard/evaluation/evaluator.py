@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import least_micro_batch
 from drillyard.data.chat_template import ChatRenderer, chat_renderer
 from drillyard.data.function_rows import question_of
 from drillyard.data.held_out_parts import RowsAtFault, evaluation_rows, find_part
@@ -102,8 +103,8 @@ class HeldOutEvaluator:
     @property
     def batch_size(self) -> int:
         """Sequences or prompts per rank in one forward: as configured, or what training is known to
-        fit."""
-        return self.config.evaluation.batch_size or self.config.training.micro_batch_size
+        fit (1 where that was left to `auto` and no run decided it)."""
+        return self.config.evaluation.batch_size or least_micro_batch(self.config)
 
     def evaluate(self, label: str) -> EvaluationResults:
         """Every metric of every part; a failed metric does not affect the others. Raises

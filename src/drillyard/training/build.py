@@ -13,7 +13,7 @@ import torch
 
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.config.run_checks import resolve_accumulation
-from drillyard.config.run_identity import recorded_settings
+from drillyard.config.run_identity import recorded_settings, with_values
 from drillyard.data.prepared_data import PreparedData
 from drillyard.data.sampler import BatchShape
 from drillyard.evaluation.evaluator import HeldOutEvaluator
@@ -53,6 +53,7 @@ def batch_shape(config: RunConfig, num_data_ranks: int) -> BatchShape:
     """Division of steps into micro-batches by a run config. Raises UserError where the global batch
     does not divide."""
     training = config.training
+    assert training.micro_batch_size != "auto", "decided before (estimation/resolved_setup.py)"
     accumulation = resolve_accumulation(config, num_data_ranks)
     return BatchShape(
         training.micro_batch_size,
@@ -75,10 +76,11 @@ def build_run(
 
     `memory_gib`: see `build_sharded_model`.
     """
+    model = build_sharded_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
+    config = with_micro_batch(config, model)
     training = config.training
     shape = batch_shape(config, ranks.num_data_ranks)
     total_steps = num_steps(config, data.train.num_sequences, shape.global_batch_size)
-    model = build_sharded_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total_steps)
     identity = order_identity(
@@ -93,6 +95,11 @@ def build_run(
     parts = RunParts(model, trainer, identity, numerics(config, ranks, model))
     log_parts(config, ranks, parts, log)
     return parts
+
+
+def with_micro_batch(config: RunConfig, model: ShardedModel) -> RunConfig:
+    """`config` with the micro-batch that was decided with the model's layout."""
+    return with_values(config, {"training.micro_batch_size": model.resolved.setup.micro_batch_size})
 
 
 def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> None:

@@ -156,7 +156,13 @@ def build_sharded_model(
         # again.
         apart = in_files if purpose == "export" else set()
         require_state_fits(
-            model, training.precision, ranks, memory_gib * GIB, training=for_training, apart=apart
+            model,
+            training.precision,
+            ranks,
+            memory_gib * GIB,
+            training=for_training,
+            apart=apart,
+            moment_bytes=resolved.setup.moment_bytes,
         )
     except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
@@ -343,14 +349,21 @@ def require_state_fits(
     *,
     training: bool = True,
     apart: Collection[torch.nn.Parameter] = (),
+    moment_bytes: float | None = None,
 ) -> None:
     """Raise DoesNotFitError when weights not in `apart` (in training also gradients and moments)
-    exceed the memory."""
-    copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
+    exceed the memory. `moment_bytes`: of one moment of a parameter; None: as of the parameter."""
+    item = MASTER_DTYPE[precision].itemsize
+    moments = 2 * (item if moment_bytes is None else moment_bytes)
+    each, what = (
+        (2 * item + moments, "weights, gradients and AdamW moments")
+        if training
+        else (item, "weights")
+    )
     parameters = [parameter for parameter in model.parameters() if parameter not in apart]
     num_parameters = count_parameters(model)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    state_bytes = copies * MASTER_DTYPE[precision].itemsize * trained
+    state_bytes = int(each * trained)
     state_bytes += sum(
         each.numel() * each.itemsize for each in parameters if not each.requires_grad
     )

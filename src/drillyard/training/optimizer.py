@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
 from drillyard.models.sharding import local_tensor
 from drillyard.parallel.ranks import Ranks
+from drillyard.training.eight_bit_adamw import EightBitAdamW
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,28 @@ class ShardedAdamW:
             (decaying if has_weight_decay(root, shard.name, shard.parameter) else others).append(
                 shard.local
             )
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": decaying, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.epsilon,
-            fused=True,
-        )
-        for shard in self.shards:
-            self.optimizer.state[shard.local] = {
-                "step": torch.zeros((), dtype=torch.float32, device=ranks.device),
-                "exp_avg": torch.zeros_like(shard.local),
-                "exp_avg_sq": torch.zeros_like(shard.local),
-            }
+        groups = [
+            {"params": decaying, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        constants: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": config.betas,
+            "eps": config.epsilon,
+        }
+        self.optimizer: torch.optim.AdamW | EightBitAdamW
+        if config.name == "adamw-8bit":
+            self.optimizer = packed = EightBitAdamW(groups, **constants)
+            for shard in self.shards:
+                packed.state[shard.local] = packed.new_state(shard.local, shard.parameter.shape)
+        else:
+            self.optimizer = torch.optim.AdamW(groups, **constants, fused=True)
+            for shard in self.shards:
+                self.optimizer.state[shard.local] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=ranks.device),
+                    "exp_avg": torch.zeros_like(shard.local),
+                    "exp_avg_sq": torch.zeros_like(shard.local),
+                }
         # skipped steps, length of the current row of them, longest row: counted on the device, read
         # at logged steps
         self.skipped = torch.zeros(3, dtype=torch.float32, device=ranks.device)
@@ -116,7 +124,7 @@ class ShardedAdamW:
             shard.local.grad = local_tensor(gradient)
         loss, norm = self._global_loss_and_norm(loss_sum)
         found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
-        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        self.optimizer.found_inf = found_inf  # type: ignore[union-attr]
         if self.clipping is not None:
             clip_grads_with_norm_(
                 [shard.local for shard in self.shards],

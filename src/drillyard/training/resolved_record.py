@@ -45,6 +45,8 @@ AUTO_KEYS: Final[tuple[str, ...]] = (
 )
 """Settings that may be left open and that decide how a step is rounded; `parallelism.shard` is part
 of the layout."""
+KEPT_KEYS: Final[tuple[str, ...]] = (*AUTO_KEYS, "training.micro_batch_size")
+"""Those whose values a run keeps; the last is in a layout by another name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> Auto
     )
     before = entries[-1]["settings"] if entries and not here else {}
     kept = {
-        key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)
+        key: here[key] for key in KEPT_KEYS if key in here and _value(config, key) in ("auto", None)
     }
     return AutoSettings(with_values(config, kept), layout, kept, before, hardware, memory_gib)
 
@@ -106,7 +108,14 @@ def save_auto_settings(
         return
     content = {
         "version": 1,
-        "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}],
+        "layouts": [
+            *entries,
+            {
+                "layout": kept.layout,
+                "settings": resolved.settings(),
+                "reasons": {each.key: each.reason for each in resolved.decisions},
+            },
+        ],
     }
     path = directory / RESOLVED_RECORD
     try:
@@ -123,7 +132,11 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
     try:
         content = read_json(directory / RESOLVED_RECORD)
         return [
-            {"layout": dict(entry["layout"]), "settings": dict(entry["settings"])}
+            {
+                "layout": dict(entry["layout"]),
+                "settings": dict(entry["settings"]),
+                "reasons": dict(entry.get("reasons", {})),
+            }
             for entry in content["layouts"]
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

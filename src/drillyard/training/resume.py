@@ -30,8 +30,6 @@ from drillyard.training.optimizer import LocalShard, ShardedAdamW
 from drillyard.training.order_check import require_same_order
 from drillyard.training.run_directory import named_beginning, origin_to_record
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 def checkpoint_state(
     optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state: bool = True
@@ -43,9 +41,9 @@ def checkpoint_state(
     state: dict[str, Any] = {}
     for shard in optimizer.shards:
         state[f"model.{shard.name}"] = shard.parameter.detach()
-        for moment in MOMENTS:
-            local = optimizer.optimizer.state[shard.local][moment]
-            state[f"optimizer.{moment}.{shard.name}"] = _like_parameter(local, shard)
+        for moment, local in optimizer.optimizer.state[shard.local].items():
+            if moment != "step":
+                state[f"optimizer.{moment}.{shard.name}"] = _like_parameter(local, shard)
     state["optimizer.step"] = optimizer.optimizer.state[optimizer.shards[0].local]["step"]
     state["optimizer.skipped"] = optimizer.skipped
     if with_random_state:
@@ -97,8 +95,9 @@ def _like_parameter(local: torch.Tensor, shard: LocalShard) -> torch.Tensor:
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        # Scales of 8-bit moments have a row for each row of the parameter, and fewer columns.
+        shape=torch.Size((parameter.shape[0], *local.shape[1:])),
+        stride=local.stride(),
     )
 
 

@@ -182,6 +182,7 @@ def run_rank(
     config = auto.config
     parts = build_run(config, ranks, data, log, memory_gib=auto.memory_gib)
     model, trainer = parts.model, parts.trainer
+    config = trainer.config
     callbacks = build_callbacks(config, ranks, parts, data, log, directory, side)
     checkpointer = callbacks.checkpointer
     if ranks.rank == 0:

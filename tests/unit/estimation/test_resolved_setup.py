@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
+from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation import resolved_setup
@@ -235,3 +236,38 @@ def with_peaks(highs: dict[str, float], ask: Callable[[], Any]) -> Any:
             lambda setup: of_peak(highs[setup.activation_checkpointing]),
         )
         return ask()
+
+
+def auto_batch(memory_gib: float | None, **changes: Any) -> ResolvedSetup:
+    settings = {"training__micro_batch_size": "auto", "training__global_batch_size": 96}
+    return resolved(run_config(**settings | changes), memory_gib=memory_gib)
+
+
+def test_an_open_micro_batch_is_the_largest_that_fits_and_keeps_the_global_batch() -> None:
+    sizes = []
+    for memory_gib in (10_000.0, 200.0, 60.0, 1.0, None):
+        found = auto_batch(memory_gib)
+        setup = found.setup
+        sequences = setup.micro_batch_size * setup.gradient_accumulation * setup.world_size
+        assert sequences == 96
+        assert setup.tokens_per_micro_batch <= resolved_setup.MOST_TOKENS
+        assert found.settings()["training.micro_batch_size"] == setup.micro_batch_size
+        sizes.append(setup.micro_batch_size)
+    assert sizes == [*sorted(sizes[:-1], reverse=True), 1] and sizes[0] > 1
+
+
+def test_an_open_micro_batch_has_the_loss_chunk_of_its_size() -> None:
+    setup = auto_batch(10_000.0).setup
+    assert setup.loss_chunk_tokens == resolve_loss_chunk(setup.tokens_per_micro_batch, None)
+    assert auto_batch(10_000.0, training__loss_chunk_tokens=77).setup.loss_chunk_tokens == 77
+
+
+def test_moments_in_8_bits_make_room() -> None:
+    plain = memory_estimate(resolved(run_config()).setup)
+    packed = memory_estimate(
+        resolved(
+            run_config(training__optimizer={"name": "adamw-8bit", "learning_rate": 1e-4})
+        ).setup
+    )
+    ratio = packed.state_bytes["optimizer"] / plain.state_bytes["optimizer"]
+    assert ratio == pytest.approx((1 + 4 / 256) / 4, rel=1e-3)

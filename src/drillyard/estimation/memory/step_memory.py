@@ -99,7 +99,8 @@ class StepMemory:
     def optimizer_bytes(self) -> int:
         """Two moments of each trained shard, and a step count in fp32 for each of its tensors."""
         return sum(
-            2 * u.trained_shard * self.master + u.num_trained * STEP_COUNT_BYTES for u in self.units
+            int(2 * u.trained_shard * self.setup.moment_bytes) + u.num_trained * STEP_COUNT_BYTES
+            for u in self.units
         )
 
     @contextmanager

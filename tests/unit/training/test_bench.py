@@ -1,0 +1,117 @@
+"""What `drillyard bench` computes around the steps: parts of a clock, idle time, the bound of each
+part, and the message where memory runs out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.estimation.requests import SMALL
+
+from drillyard.errors import UserError
+from drillyard.estimation.setup import Setup
+from drillyard.estimation.step_roofline import PARTS, part_work
+from drillyard.estimation.step_work import count_work, optimizer_bytes
+from drillyard.modelspec import model_spec
+from drillyard.training import bench, part_clock
+from drillyard.training.part_clock import PartClock
+
+
+def setup_of() -> Setup:
+    return Setup(
+        spec=model_spec({"model_type": "llama", **SMALL}),
+        precision="bf16",
+        sequence_length=1024,
+        micro_batch_size=2,
+        gradient_accumulation=1,
+        activation_checkpointing="full",
+        shard=1,
+        replicate=1,
+        gpus_per_node=1,
+        kernel="varlen",
+        compiled=True,
+        loss_chunk_tokens=512,
+    )
+
+
+def test_the_parts_of_a_clock_add_up_to_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
+    monkeypatch.setattr(part_clock.time, "perf_counter", lambda: next(times))
+    clock = PartClock(torch.device("cpu"))
+    clock.switch("data")
+    clock.switch("forward")
+    with clock.interrupted_by("gather and reduce"):
+        pass
+    clock.switch("loss")
+    taken = clock.take()
+    assert taken == dict.fromkeys(PARTS, 0.0) | {
+        "data": 1.0,
+        "forward": 2.0 + 8.0,
+        "gather and reduce": 4.0,
+        "loss": 16.0,
+    }
+
+
+def test_an_error_leaves_the_part_that_failed_as_the_current_one() -> None:
+    clock = PartClock(torch.device("cpu"))
+    clock.switch("backward")
+    with pytest.raises(KeyError), clock.interrupted_by("gather and reduce"):
+        raise KeyError
+    assert clock.current == "gather and reduce"
+
+
+def test_a_device_idles_where_no_kernel_of_any_stream_runs() -> None:
+    assert bench.idle_microseconds([(5.0, 7.0), (0.0, 2.0), (1.0, 4.0), (9.0, 10.0)]) == 1 + 2
+    assert bench.idle_microseconds([]) == 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_parts_have_all_work_of_a_step(accumulation: int) -> None:
+    setup = replace(setup_of(), gradient_accumulation=accumulation)
+    work, parts = count_work(setup), part_work(setup)
+    assert sum(part.flops for part in parts.values()) == pytest.approx(work.flops)
+    products = sum(parts[name].moved_bytes for name in ("forward", "loss", "backward"))
+    assert products == pytest.approx(work.elementwise_bytes)
+    assert parts["optimizer"].moved_bytes == optimizer_bytes(setup, work.trainable // setup.shard)
+    assert parts["forward"].seconds(1e12, 1e9) == pytest.approx(
+        parts["forward"].flops / 1e12 + parts["forward"].moved_bytes / 1e9
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+        MemoryError(),
+    ],
+)
+def test_the_end_of_memory_names_the_part_and_a_setting_that_needs_less(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = replace(setup_of(), micro_batch_size=8, activation_checkpointing="none")
+    model: Any = SimpleNamespace(resolved=SimpleNamespace(setup=setup))
+    ranks: Any = SimpleNamespace(rank=3)
+    monkeypatch.setattr(bench, "memory_bytes_per_rank", lambda ranks: 2**40)
+    clock = PartClock(torch.device("cpu"))
+    clock.switch("loss")
+    with (
+        pytest.raises(UserError) as raised,
+        bench.explained_out_of_memory(model, clock, ranks),
+    ):
+        raise error
+    text = str(raised.value)
+    assert "rank 3" in text and "`loss`" in text and "predicted" in text
+    assert "training." in text.partition("what would fit")[2]
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    clock, anything = PartClock(torch.device("cpu")), SimpleNamespace()
+    with (
+        pytest.raises(RuntimeError, match="shape"),
+        bench.explained_out_of_memory(anything, clock, anything),  # type: ignore[arg-type]
+    ):
+        raise RuntimeError("shape mismatch")
