@@ -82,8 +82,11 @@ _POLL_SECONDS = 10.0
 _CANCEL_SECONDS = 300.0
 _POINT = ("run", "launch_directory", "nodes")
 """Fields of the job that an entry of the index has."""
-_LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
-"""Slurm's reasons why a job waits for nodes."""
+_LACKS_NODES = (
+    *("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown"),
+    *("BeginTime", "launch failed requeued held"),
+)
+"""Slurm's reasons why a job waits for nodes; the last two are those after a prolog that failed."""
 _PAUSES = (0.3, 5.0)
 """Seconds between two reads of a run that is stopping: the first, and the longest."""
 

@@ -109,6 +109,8 @@ def test_a_login_of_the_config_is_taken_as_it_is(cloud: GoogleCloud, tmp_path: P
     content = config(name="train", location=LOCATION, slurm=own)
     assert login_settings(planned(tmp_path, content))["slurm"] == {**own, "partition": "gpu"}
     assert not [each for each in cloud.requests if "oslogin" in each]
+    content["slurm"] = {"login_host": "bob@train-login-001"}
+    assert login_settings(planned(tmp_path, content))["slurm"]["directory"] == "/home/bob/project"
 
 
 def test_jobs_of_all_users_are_asked_for_on_the_login_node(
