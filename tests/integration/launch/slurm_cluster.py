@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 8
@@ -58,7 +59,9 @@ class SlurmCluster:
             f"munged does not start; its log is {self._log('munged')}",
         )
         self.start_services()
-        self.start_daemon("slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]])
+        self.start_daemon(
+            "slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]]
+        )
         for node in self.nodes:
             self.start_node(node)
         self._until_idle()
@@ -303,15 +306,13 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(
-    kind: Callable[[Path], SlurmCluster] = SlurmCluster,
-) -> Iterator[SlurmCluster]:
-    """A running cluster, and nothing of it afterwards."""
+def slurm_cluster(make: Callable[[Path], Any] = SlurmCluster) -> Iterator[Any]:
+    """A running cluster, a SlurmCluster, and nothing of it afterwards."""
     # Below the system's directory for temporary files: munge wants a socket whose parents everyone
     # may enter.
     directory = Path(tempfile.mkdtemp(prefix="drillyard-slurm-"))
     directory.chmod(0o755)
-    cluster = kind(directory)
+    cluster = make(directory)
     try:
         cluster.start()
         yield cluster

@@ -77,11 +77,10 @@ class MadeSlurm(SlurmCluster):
                     found |= {int(line) for line in path.read_text().split()}
         return sorted(found)
 
-    def accounts(self, job: str) -> list[tuple[str, str]]:
-        """State and nodes of each start of a job, as sacct has them."""
-        words = ("sacct", "-D", "-X", "-n", "-P", "-o", "State,NodeList", "-j", job)
-        lines = self.run(*words).stdout.splitlines()
-        return [(state, nodes) for state, nodes in (line.split("|") for line in lines)]
+    def ends(self, job: str) -> list[str]:
+        """How each start of a job ended, as sacct has it."""
+        words = ("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", job)
+        return self.run(*words).stdout.splitlines()
 
     def stop(self) -> None:
         super().stop()
@@ -93,7 +92,9 @@ class MadeSlurm(SlurmCluster):
         database_port = self._write_database_conf()
         self._write_cgroup_conf()
         self._write_scripts()
-        (self.directory / "cloud.conf").write_text("\n".join(self._cloud_conf(ports, database_port)) + "\n")
+        (self.directory / "cloud.conf").write_text(
+            "\n".join(self._cloud_conf(ports, database_port)) + "\n"
+        )
         template = self._controller["slurm_conf_template"]
         text = template.format(
             name=self._plan.name,

@@ -121,7 +121,7 @@ while True:
 
 
 def write_tunnel(path: Path, ports: dict[str, int]) -> None:
-    """Write a gcloud that connects to the ports of sshd on this machine, by the instances' names."""
+    """Write a gcloud that connects to an sshd of this machine, by the instance's name."""
     path.write_text(_TUNNEL.format(python=sys.executable, ports=json.dumps(ports)))
     path.chmod(0o700)
 

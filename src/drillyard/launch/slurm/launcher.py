@@ -362,7 +362,9 @@ class SlurmLauncher(Launcher[SlurmRun]):
         def over() -> bool:
             nonlocal asked_at
             (state,) = self._slurm.records([path])
-            if is_over(replace(run, state=state).own_state):
+            own = replace(run, state=state).own_state
+            # Of a start that was stopped from outside, Slurm knows whether another one follows.
+            if is_over(own) and not own.get("asked"):
                 return True
             if time.monotonic() - asked_at < _POLL_SECONDS:
                 return False

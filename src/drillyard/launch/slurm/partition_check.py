@@ -177,8 +177,8 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
     scheduler = settings.get("SchedulerParameters", "").split(",")
     if prologs - {"(null)"} and "nohold_on_prolog_fail" not in scheduler:
         text = (
-            "Slurm holds a job whose prolog has failed, until somebody releases it (scontrol release"
-            " JOB); SchedulerParameters=nohold_on_prolog_fail in slurm.conf lets it start elsewhere"
+            "Slurm holds a job whose prolog has failed, until somebody types scontrol release JOB;"
+            " SchedulerParameters=nohold_on_prolog_fail in slurm.conf lets it start elsewhere"
         )
         yield Finding("settings", "note", text)
     if tracking and tracking != "cgroup":
