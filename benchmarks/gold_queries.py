@@ -33,7 +33,10 @@ def main() -> int:
     """Print a line for each variant of the schemas."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: python {sys.argv[0]} FILE")
-    rows = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
+    try:
+        rows = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{sys.argv[1]}: is not a readable JSON Lines file: {error}")
     wrong = 0
     for name, change in VARIANTS.items():
         begin, outcomes = process_time(), Counter[str]()

@@ -1,6 +1,6 @@
 """Write the tables of machines and ways of buying into docs/provision.md (GKE),
-docs/virtual_machines.md, docs/vertex.md and docs/nebius.md, by planning a cluster of each: `python
-tools/provision_docs.py`.
+docs/virtual_machines.md, docs/slurm_clusters.md, docs/vertex.md and docs/nebius.md, by planning a
+cluster of each: `python tools/provision_docs.py`.
 
 `--check` writes nothing and exits with 1 where a page has another table.
 """
@@ -26,12 +26,14 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {
     "gke": DOCS / "provision.md",
     "gce": DOCS / "virtual_machines.md",
+    "slurm": DOCS / "slurm_clusters.md",
     "vertex": DOCS / "vertex.md",
     "nebius": DOCS / "nebius.md",
 }
 FURTHER: dict[str, dict[str, Any]] = {
     "gke": {},
     "gce": {"gce": {"os_login": True, "user": "me"}},
+    "slurm": {},
     "vertex": {"storage": {"bucket": "my-bucket"}},
     "nebius": {"cluster": {"private_nodes": False, "authorized_networks": ["203.0.113.0/24"]}},
 }

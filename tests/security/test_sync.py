@@ -14,6 +14,7 @@ from tests.security.trees import snapshot
 from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 from drillyard.launch.slurm import launcher as slurm_launcher
+from drillyard.launch.sync_archive import CARRIED_LIST
 from drillyard.programs import Programs
 
 
@@ -72,7 +73,7 @@ def test_what_is_carried_keeps_its_modes_and_leads_nowhere_else(
     assert {
         name: found
         for name, found in there.items()
-        if name not in ("lib", "lib/deep", ".drillyard-carried")
+        if name not in ("lib", "lib/deep") and not name.startswith(CARRIED_LIST)
     } == {
         "-rf name with\nline": "644",
         ".env": "600",
@@ -90,7 +91,9 @@ def test_what_is_carried_keeps_its_modes_and_leads_nowhere_else(
 
 def carry(project: Path, there: Path) -> subprocess.CompletedProcess[str]:
     """What --sync does."""
-    asked = request(cluster("slurm", slurm=f"{{directory: {there}}}"), WORKLOAD, sync=True)
+    asked = request(
+        cluster("slurm", slurm=f"{{directory: {there}}}"), WORKLOAD, sync=True, here=str(project)
+    )
     (step,) = [each for each in planned(asked).steps if each.stage == "carry"]
     archive = slurm_launcher.archive_of_directory(project, Programs())
     done = subprocess.run(step.argv, input=archive, capture_output=True, check=True, umask=0o022)
@@ -122,3 +125,20 @@ def test_files_that_were_edited_on_the_cluster_are_kept_before_they_are_replaced
     assert not (there / "run.sh").exists()
     assert (there / "user_file.py").read_text() == "made there"
     assert carry(project, there).stderr == ""
+
+
+def test_what_another_directory_has_copied_stays(project: Path, tmp_path: Path) -> None:
+    there, other = tmp_path / "cluster", tmp_path / "other"
+    other.mkdir()
+    (other / "theirs.py").write_text("theirs")
+    (other / "later-deleted.py").write_text("theirs")
+    carry(other, there)
+    carry(project, there)
+    (other / "later-deleted.py").unlink()
+
+    carry(other, there)
+    carry(project, there)
+
+    assert (there / "theirs.py").read_text() == "theirs"
+    assert (there / "lib/a.py").is_file()
+    assert not (there / "later-deleted.py").exists()

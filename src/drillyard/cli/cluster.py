@@ -62,8 +62,8 @@ def plan(
         bool,
         typer.Option(
             "--check",
-            help="Ask the project as well: rights, quotas, reservations, zone, versions, names."
-            " Exit code 1: `up` would fail, 3: something is unknown.",
+            help="Ask the project as well: rights, quotas, reservations, zone, fabric, versions,"
+            " names. Exit code 1: `up` would fail, 3: something is unknown.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -115,10 +115,10 @@ def plan(
         if not found.is_made_in_a_cloud:
             raise typer.Exit(code)
     if check:
-        from drillyard.provision.google.api import google_apis
-        from drillyard.provision.google.preflight import check_project, findings_text
+        from drillyard.provision.clouds import cloud_of
+        from drillyard.provision.project_findings import findings_text
 
-        findings = check_project(found, google_apis(found.project))
+        findings = cloud_of(found).check_project(found)
         print(f"\n{findings_text(found.project, findings)}")
         levels = {each.level for each in findings}
         raise typer.Exit(1 if "error" in levels else 3 if "unknown" in levels else 0)
@@ -162,17 +162,14 @@ def leaks(
 
     Deletes nothing. Exit code 0: nothing, 1: something, 3: unknown, since a list was refused.
     """
-    from drillyard.provision.google.api import google_apis
-    from drillyard.provision.google.leaks import find_leaks
-    from drillyard.provision.google.terraform_state import owned_by_state
+    from drillyard.provision.clouds import cloud_of
     from drillyard.provision.provisioner import plan_file, require_created, require_driven
 
     planned = plan_file(config, overrides or (), hardware=hardware)
     require_created(planned.plan)
     require_driven(planned.plan)
-    apis = google_apis(planned.plan.project)
-    owned = owned_by_state(planned.plan, apis)
-    report = find_leaks(planned.plan, apis, owned, planned.facts)
+    cloud = cloud_of(planned.plan)
+    report = cloud.find_leaks(planned.plan, cloud.owned_by_state(planned.plan), planned.facts)
     if as_json:
         print_json(report.as_json())
     else:

@@ -95,7 +95,11 @@ def down(
     hardware: Hardware = None,
     yes: Yes = False,
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Delete the cluster's buckets with their data.")
+        bool,
+        typer.Option(
+            "--delete-data",
+            help="Delete the cluster's buckets, or its shared file system, with their data.",
+        ),
     ] = False,
     ignore_runs: Annotated[
         bool, typer.Option("--ignore-runs", help="Do not ask the cluster what runs on it.")
@@ -104,7 +108,8 @@ def down(
 ) -> None:
     """Remove the cluster with all that was made for it, and prove that nothing is left.
 
-    Refuses while runs go on, of any user. Buckets with data stay unless --delete-data is given.
+    Refuses while runs go on, of any user. Buckets and file
+    systems with data stay unless --delete-data is given.
     Exit codes: 0 nothing is left, 1 something is, 3 unknown; 2 a mistake to fix.
     """
     from drillyard.provision.cluster_session import Request, command_line, real_stages

@@ -30,6 +30,16 @@ ShortName = Annotated[
     ),
 ]
 """The name of a cluster or a node pool: Google refuses a longer one only when it makes it."""
+ResourceName = Annotated[
+    str,
+    Field(pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"),
+    Allowed(
+        "at most 63 lower-case letters, digits and '-', beginning with a letter and not ending"
+        " with '-'",
+        is_name=True,
+    ),
+]
+"""The name of something of Compute Engine that exists."""
 PinnedImage = Annotated[
     str,
     Field(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$"),
@@ -91,6 +101,27 @@ class AddressRanges(StrictModel):
     )
 
 
+class NetworkConfig(StrictModel):
+    """A VPC that exists, with the subnet in which the nodes are. It is used, and stays as it is."""
+
+    name: ResourceName = Field(description="Name of the VPC.", examples=["shared-vpc"])
+    subnet: ResourceName = Field(
+        description="Its subnet in the region, which gives the nodes their addresses.",
+        examples=["gpu-nodes"],
+    )
+    project: str | None = Field(
+        default=None, description="Host project of a shared VPC; default: location.project."
+    )
+    pods: ResourceName | None = Field(
+        default=None,
+        description="Of platform gke: name of the subnet's secondary range for pods.",
+    )
+    services: ResourceName | None = Field(
+        default=None,
+        description="Of platform gke: name of its secondary range for services.",
+    )
+
+
 class CpuPool(StrictModel):
     """The pool that the controllers run on. It is never queued."""
 
@@ -146,6 +177,13 @@ class CreationConfig(StrictModel):
     )
     ranges: AddressRanges = Field(
         default=AddressRanges(), description="Ranges of addresses, where they are not computed."
+    )
+    network: NetworkConfig | None = Field(
+        default=None,
+        description=(
+            "VPC of the nodes that exists, also a shared one; default: one is made. Networks of"
+            " data NICs are made either way."
+        ),
     )
     cpu_pool: CpuPool = Field(default=CpuPool(), description="Pool of the controllers.")
     head: HeadConfig = Field(

@@ -67,7 +67,7 @@ class QuotaRule(CatalogRow):
     amount: Literal[
         "gpus", "nodes", "vcpus", "local_ssd_gib", "boot_disk_gib", "one",
         "vpcs", "subnets", "gpu_clusters",
-        "networks", "subnetworks", "firewalls", "routers", "addresses",
+        "networks", "subnetworks", "own_networks", "firewalls", "routers", "addresses",
         "cpu_pool_vcpus", "cpu_pool_disk_gib",
     ]  # fmt: skip
     unit: str
@@ -207,6 +207,8 @@ def _quantities_of_cluster(
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if _has_pods(cluster) else 0
     cpu_pool = _cpu_machine(cluster, known)
     every = nodes + cpu_nodes
+    # A VPC that the config names is there, with its way to the internet.
+    own, gateway = int(creation.network is None), creation.private_nodes
     return {
         "vpcs": vpcs,
         "subnets": subnets,
@@ -215,11 +217,12 @@ def _quantities_of_cluster(
             and machine.data_nics.count > 0
             and stack_name(cluster, machine, known) == machine.network_stack
         ),
-        "networks": vpcs + 1,
-        "subnetworks": subnets + 1,
+        "networks": vpcs + own,
+        "subnetworks": subnets + own,
+        "own_networks": own,
         "firewalls": sum(each.firewall for each in networks),
-        "routers": int(creation.private_nodes),
-        "addresses": nat_addresses(every) if creation.private_nodes else every,
+        "routers": int(gateway) * own,
+        "addresses": nat_addresses(every) * own if gateway else every,
         "cpu_pool_vcpus": cpu_nodes * cpu_pool.vcpus if cpu_pool and cpu_pool.cpu_quota else 0,
         "cpu_pool_disk_gib": cpu_nodes * creation.disk_gib,
     }

@@ -61,7 +61,9 @@ class PartPrice(CatalogRow):
     most_nodes: PositiveInt | None = None
 
 
-PARTS_WITHOUT_PRICE = {"network-ssd": "usd_per_gib_month", "nebius-filesystem": "usd_per_gib_month"}
+PARTS_WITHOUT_PRICE = dict.fromkeys(
+    ("network-ssd", "nebius-filesystem", "lustre"), "usd_per_gib_month"
+)
 """Parts of which only a user's file has a price, each with its unit."""
 
 

@@ -7,6 +7,7 @@ them, and reported.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -23,8 +24,8 @@ from drillyard.programs import TEMPORARY, Host, Programs
 CARRY = "carry"
 """The stage of the step that copies."""
 CARRIED_LIST = ".drillyard-carried"
-"""On the cluster: the list of copied files, so that the next `--sync` removes those that were
-deleted here."""
+"""On the cluster, with a suffix for each directory that was copied: the list of copied files, so
+that the next `--sync` removes those that were deleted here, and none that another copied."""
 UNPACK_OVER = f"""\
 {TEMPORARY} && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
 LC_ALL=C.UTF-8 tar -t --quoting-style=escape -f "$d/tar" >"$d/new" && LC_ALL=C sort -o "$d/new" "$d/new" || exit
@@ -57,11 +58,16 @@ def sync_step(host: Host, here: str, project: str) -> Program:
     directory."""
     return Program(
         f"copy the working directory to {host.title}",
-        host.argv(["sh", "-c", UNPACK_OVER, project, CARRIED_LIST]),
+        host.argv(["sh", "-c", UNPACK_OVER, project, carried_list(here)]),
         sends_directory=here,
         parallel=True,
         stage=CARRY,
     )
+
+
+def carried_list(here: str) -> str:
+    """The name of the list of what was copied from the directory `here`."""
+    return f"{CARRIED_LIST}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:12]}"
 
 
 def archive_of_directory(directory: Path, programs: Programs) -> bytes:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from drillyard.errors import UserError
+from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.terraform_engine import Terraform
@@ -36,6 +37,16 @@ IMPORT_IDS = {
     "google_compute_address": "projects/{project}/regions/{region}/addresses/{name}",
     "google_compute_firewall": "projects/{project}/global/firewalls/{name}",
     "google_compute_instance": "projects/{project}/zones/{zone}/instances/{name}",
+    "google_compute_instance_group_manager": (
+        "projects/{project}/zones/{zone}/instanceGroupManagers/{name}"
+    ),
+    "google_compute_region_instance_template": (
+        "projects/{project}/regions/{region}/instanceTemplates/{name}"
+    ),
+    "google_compute_resize_request": (
+        "projects/{project}/zones/{zone}/instanceGroupManagers/{instance_group_manager}"
+        "/resizeRequests/{name}"
+    ),
     "google_compute_global_address": "projects/{project}/global/addresses/{name}",
     "google_compute_network": "projects/{project}/global/networks/{name}",
     "google_compute_resource_policy": (
@@ -63,7 +74,7 @@ interrupted is replaced, as Terraform itself does after an error."""
 _REPEATABLE = re.compile(r"google_project_service\.|google_\w+_iam_member\.")
 """Addresses of what can be created again: an API that is on, a right that is granted."""
 _REFERENCE = re.compile(r"\$\{((?:data\.)?[a-z0-9_]+\.[A-Za-z0-9_-]+)\.([a-z_]+)\}")
-_ADDRESS = re.compile(r"(?<![.\w])((?:data\.)?google_[a-z0-9_]+\.[A-Za-z0-9_-]+)")
+_ADDRESS = re.compile(r"(?<![.\w])((?:data\.)?(?:google|nebius)_[a-z0-9_]+\.[A-Za-z0-9_-]+)")
 _LABELS = ("effective_labels", "labels", "resource_labels")
 
 
@@ -118,7 +129,7 @@ def adopt(
     report: Callable[[str], None],
 ) -> bool:
     """Import one resource of the plan; whether it exists."""
-    identifier = import_id(plan, address, state)
+    identifier = cloud_of(plan).import_id(plan, address, state)
     if identifier is None or not terraform.import_resource(address, identifier):
         return False
     report(f"found {address}: {identifier}")
@@ -138,9 +149,11 @@ def references(plan: ClusterPlan, address: str) -> set[str]:
     return {each for each in found if not each.startswith("data.") and each != address}
 
 
-def import_id(plan: ClusterPlan, address: str, state: Mapping[str, StateResource]) -> str | None:
-    """What `terraform import` needs to find a resource of the plan. None where its kind has no id
-    of ours, or where a setting's value is not known."""
+def google_import_id(
+    plan: ClusterPlan, address: str, state: Mapping[str, StateResource]
+) -> str | None:
+    """What `terraform import` needs to find a resource of a plan on Google Cloud. None where its
+    kind has no id of ours, or where a setting's value is not known."""
     body = body_of(plan, address)
     template = IMPORT_IDS.get(address.partition(".")[0])
     if not body or template is None:

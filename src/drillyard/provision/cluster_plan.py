@@ -35,6 +35,8 @@ class Pool:
     after `--set`."""
     per_run: bool = False
     """Whether a service makes its nodes for each run, and none stand."""
+    kept: bool = False
+    """Whether nodes that came stay, used or not, also those of flex-start."""
 
     @property
     def region(self) -> str:
@@ -49,7 +51,8 @@ class Pool:
     @property
     def scales_from_zero(self) -> bool:
         """Whether the pool has no nodes until a run asks for them."""
-        return self.per_run or self.consumption in ("flex-start", "flex-start-queued")
+        on_request = self.consumption in ("flex-start", "flex-start-queued")
+        return self.per_run or (on_request and not self.kept)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,45 @@ class NodeInterface:
     vpc: str
     subnet: str
     device_mode: str
+
+
+@dataclass(frozen=True)
+class ExistingNetwork:
+    """A VPC of the user's with the subnet of the nodes, and what the cluster needs of both. It is
+    neither made nor changed nor removed.
+
+    `addresses`: those that the nodes take of the subnet; `ranges`: its secondary ranges by name,
+    each with the addresses that it must have; `mtu`: the largest frames of host NICs.
+    """
+
+    project: str
+    name: str
+    subnet: str
+    region: str
+    addresses: int
+    mtu: int
+    ranges: Mapping[str, int]
+    private_nodes: bool
+    own_firewall: bool
+    """Whether rules of the VPC itself must let the nodes reach each other, and ssh reach them; GKE
+    makes its own."""
+    ssh_from: tuple[str, ...] = ()
+    """From where ssh reaches the nodes."""
+    needs_peering: bool = False
+    """Whether storage of Google's is reached by private services access."""
+    users: tuple[str, ...] = ()
+    """Who uses the subnet beside the person that runs `up`, as IAM writes them, with {number} for
+    the number of the cluster's project."""
+    agents: tuple[str, ...] = ()
+    """Who needs roles/container.hostServiceAgentUser on the host project."""
+
+    @property
+    def path(self) -> str:
+        return f"projects/{self.project}/global/networks/{self.name}"
+
+    @property
+    def subnet_path(self) -> str:
+        return f"projects/{self.project}/regions/{self.region}/subnetworks/{self.subnet}"
 
 
 @dataclass(frozen=True)
@@ -113,15 +155,25 @@ class ChartRelease:
 
 
 @dataclass(frozen=True)
+class NodeGroup:
+    """Terraform's addresses of a managed group of hosts, and of the request for all of them."""
+
+    group: str
+    request: str
+
+
+@dataclass(frozen=True)
 class HostLogin:
     """How one logs in to the hosts of a cluster without Kubernetes. `through_iap`: by Google's
     tunnel, as they have no public addresses; `hosts`: Terraform's addresses of the virtual
-    machines, the first one is rank 0's."""
+    machines, the first one is rank 0's; or the `group` that they will be in, once its request is
+    granted."""
 
     user: str
     identity_file: str | None
     through_iap: bool
     hosts: tuple[str, ...]
+    group: NodeGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -182,11 +234,16 @@ class ClusterPlan:
     """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
     """A bucket that the config takes as it is: never the cluster's to delete."""
+    network: ExistingNetwork | None = None
+    """The VPC of the user's that the nodes are in; None: the cluster makes its own."""
+    job_network: str = ""
+    """The VPC of the user's that the jobs of a service use, projects/NUMBER/global/networks/NAME;
+    empty: none, or one that is made."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
     state_endpoint: str = ""
-    """The address of the S3-compatible service that has the state's bucket; empty: it is Cloud
-    Storage. Then the user runs Terraform, with the files of `plan --output`."""
+    """The address of the S3-compatible service of Nebius that has the state's bucket; empty: it is
+    Cloud Storage."""
     login: HostLogin | None = None
     """How its hosts are reached; None: it has none that are made with it."""
     toolkit: ToolkitDeployment | None = None
@@ -198,6 +255,11 @@ class ClusterPlan:
     def is_made_in_a_cloud(self) -> bool:
         """Whether the plan makes a cluster; else it completes one that exists."""
         return bool(self.terraform) or self.toolkit is not None
+
+    @property
+    def cloud(self) -> str:
+        """The cloud that it is made in: the name of its package (`clouds.py`)."""
+        return "nebius" if self.state_endpoint else "google"
 
     @property
     def has_kubernetes(self) -> bool:

@@ -13,10 +13,12 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drillyard.errors import UserError
+from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.existing_objects import ComparedCluster
 from drillyard.provision.google.endpoints import require_terraform_endpoints
 from drillyard.provision.made_hosts import MadeHost
+from drillyard.provision.node_request import Ask
 from drillyard.provision.progress import print_progress
 from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.running_command import Limits
@@ -86,7 +88,8 @@ def terraform_program(plan: ClusterPlan) -> TerraformProgram:
 def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
     """Lock the state, whose bucket is there, and initialise Terraform."""
     plan = request.plan
-    bucket = StateBucket(plan)
+    cloud = cloud_of(plan)
+    bucket = cloud.state_bucket(plan)
     with held_state(request, bucket) as (require_lock, _):
         terraform = Terraform(
             program,
@@ -95,11 +98,13 @@ def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
             command=request.command,
             report=request.report,
             limits=request.limits,
+            environment=cloud.provider_environment(),
+            kinds=cloud.error_kinds,
         )
         version = ".".join(map(str, program.version))
         request.report(f"{program.name} {version}: init")
         bucket.begin_state(version)
-        terraform.init(plan.terraform, plan.state_bucket, plan.name)
+        terraform.init(plan.terraform, bucket.backend())
         yield Session(request, terraform, bucket, require_lock)
 
 
@@ -147,6 +152,7 @@ class Stages:
     write_login: Callable[[ClusterPlan, Sequence[MadeHost]], Path]
     """Writes the ssh configuration of the hosts; its path."""
     remove_login: Callable[[ClusterPlan], None]
+    node_request: Ask
     running_on_hosts: Callable[[ClusterPlan, Sequence[MadeHost]], Sequence[str]]
     """Raises UnreachableError where that is not known."""
     running_jobs: Callable[[ClusterPlan], Sequence[str]]
@@ -180,14 +186,12 @@ def _room_of(plan: ClusterPlan) -> str:
 
 
 def real_stages(planned: PlannedCluster) -> Stages:
-    """The services of Google and of the cluster's Kubernetes, for a plan and its facts. Each module
-    is imported when its first function is called."""
-    google, hosts = "drillyard.provision.google", "drillyard.provision.made_hosts"
+    """The services of the cloud and of the cluster's Kubernetes, for a plan and its facts. Each
+    module is imported when its first function is called."""
+    hosts = "drillyard.provision.made_hosts"
 
     def lazy(module: str, name: str) -> Callable[..., Any]:
         return lambda *arguments: resolve_name(f"{module}:{name}")(*arguments)
-
-    apis = lazy(f"{google}.api", "google_apis")
 
     def write_secret(context: str, name: str) -> str:
         values = [each.values for each in planned.plan.releases if "namespaces" in each.values]
@@ -195,17 +199,14 @@ def real_stages(planned: PlannedCluster) -> Stages:
         return str(lazy(_IN_KUBERNETES, "write_secret")(context, namespaces, name))
 
     return Stages(
-        check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
-            plan, apis(plan.project)
-        ),
-        find_leaks=lambda plan, owned: lazy(f"{google}.leaks", "find_leaks")(
-            plan, apis(plan.project), owned, planned.facts
-        ),
+        check_project=lambda plan: cloud_of(plan).check_project(plan),
+        find_leaks=lambda plan, owned: cloud_of(plan).find_leaks(plan, owned, planned.facts),
         write_secret=write_secret,
         image_digest=lazy("drillyard.provision.image_registry", "image_digest"),
         require_programs=lazy(_room_of(planned.plan), "require_programs"),
         write_login=lazy(hosts, "write_login"),
         remove_login=lazy(hosts, "remove_login"),
+        node_request=lazy("drillyard.provision.google.granted_nodes", "node_request"),
         running_on_hosts=lazy(_ON_HOSTS, "running_on_hosts"),
         running_jobs=lazy(_room_of(planned.plan), "running_jobs"),
         login_settings=lazy(_ON_SLURM, "login_settings"),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from drillyard.errors import UserError
 from drillyard.formatting import plural
+from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_objects import ClusterObjects
 from drillyard.provision.cluster_plan import ClusterPlan, PriceLine
 from drillyard.provision.kubernetes_stage import cluster_objects_status, context_name
@@ -92,7 +93,8 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
     """What Terraform would change, one line each. It reads state and cloud and locks nothing, in a
     directory of its own: an `up` may work at the same time. Raises UserError where it cannot be
     asked."""
-    bucket = resolve_name("drillyard.provision.state_bucket:StateBucket")(plan)
+    cloud = cloud_of(plan)
+    bucket = cloud.state_bucket(plan)
     # Asked first: Terraform waits minutes for a service that does not answer.
     if bucket.find() is None:
         return (f"nothing is made yet: there is no {bucket.title}, the bucket of the state",)
@@ -106,8 +108,10 @@ def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
         report=lambda line: None,
         # It changes nothing, so it may be stopped at once.
         limits=resolve_name(_LIMITS)(total=900.0, silent=180.0, stop=5.0, kill=5.0),
+        environment=cloud.provider_environment(),
+        kinds=cloud.error_kinds,
     )
-    terraform.init(plan.terraform, plan.state_bucket, plan.name)
+    terraform.init(plan.terraform, bucket.backend())
     return tuple(drift_lines(terraform.plan()))
 
 

@@ -3,33 +3,33 @@
 Order: no run may go on; workloads and volumes go first, since their disks and load balancers belong
 to no Terraform; then what Terraform made, in the order of dependence, with repetitions for what is
 still in use; then the bucket of the state; then the check for leaks, whose exit code is ours. A
-bucket with data stays, unless `delete_data`. Each step is a search for what is left of it, so it
-goes on from wherever an earlier `down`, or `up`, ended.
+bucket or file system with data stays, unless `delete_data`. Each step is a search for what is left
+of it, so it goes on from wherever an earlier `down`, or `up`, ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.errors import UnreachableError, UserError
 from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt_interrupted
+from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
-from drillyard.provision.made_hosts import HOST_KIND, made_hosts
+from drillyard.provision.data_stores import DataStore, DataStores
+from drillyard.provision.node_request import hosts_of
 from drillyard.provision.provider_errors import kind_of
 from drillyard.provision.provisioner import require_created, require_driven
-from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.toolkit.toolkit_cluster import take_down_deployment
 from drillyard.provision.up import CLUSTER
 
-BUCKET_KIND = "google_storage_bucket"
-_PROTECTED = ("google_container_cluster", HOST_KIND)
+_PROTECTED = ("google_container_cluster", "google_compute_instance")
 """Kinds that Google and Terraform can keep from being deleted."""
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 15.0
@@ -59,33 +59,52 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
             request, stages, ignore_runs=options.ignore_runs, pause_seconds=options.pause_seconds
         )
         stages.remove_login(plan)
-        return _check_leaks(request, stages, [])
+        return _check_leaks(request, stages, frozenset())
+    if options.delete_data:
+        plan = replace(plan, terraform=without_protection(plan.terraform))
+        request = replace(request, plan=plan)
     program = terraform_program(plan)
-    bucket = StateBucket(plan)
+    cloud = cloud_of(plan)
+    bucket, stores = cloud.state_bucket(plan), cloud.data_stores(plan)
     if plan.job_service is not None:
         # Also before data is deleted of which there is no state.
         _require_no_jobs(request, stages, options)
     if bucket.find() is None:
-        request.report(f"gs://{plan.state_bucket}: there is no such bucket, so no state")
-        kept = _remove_buckets(request, bucket, options, _data_buckets(plan, bucket, []))
+        request.report(f"{bucket.title}: there is no such bucket, so no state")
+        kept = _remove_data(request, stores, options, _own_data(plan, stores, []))
     else:
         with session(request, program) as opened:
             adopt_interrupted(plan, opened.terraform, bucket, request.report, recreate=False)
-            kept = _remove(opened, stages, options)
+            kept = _remove(opened, stages, stores, options)
             opened.require_lock()
             remove_working_directory(opened.terraform.directory)
-            if (why := remove_state_bucket(plan)) is not None:
-                request.report(f"gs://{plan.state_bucket} stays: {why}")
+            if (why := bucket.remove()) is not None:
+                request.report(f"{bucket.title} stays: {why}")
     remove_working_directory(status_directory(plan.project, plan.name))
     if plan.has_kubernetes:
         stages.remove_context(plan)
     elif plan.login is not None:
         stages.remove_login(plan)
-    return _check_leaks(request, stages, kept)
+    owned = frozenset(f"{stores.kind}/{each.location}/{each.name}" for each in kept)
+    return _check_leaks(request, stages, owned)
 
 
-def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataBucket]:
-    """Remove what the state has; the buckets with data that stay."""
+def without_protection(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A Terraform document whose resources Terraform may destroy, also those with data."""
+    resources = {
+        kind: {
+            label: {key: value for key, value in body.items() if key != "lifecycle"}
+            for label, body in bodies.items()
+        }
+        for kind, bodies in document["resource"].items()
+    }
+    return {**document, "resource": resources}
+
+
+def _remove(
+    opened: Session, stages: Stages, stores: DataStores, options: DownOptions
+) -> list[DataStore]:
+    """Remove what the state has; what stays, as it has data."""
     request, terraform = opened.request, opened.terraform
     state = list(opened.bucket.resources().values())
     _require_unprotected_cluster(state)
@@ -94,9 +113,9 @@ def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataB
         _require_idle_hosts(opened, stages, options, state)
     elif request.plan.has_kubernetes:
         context = _idle_context(opened, stages, options, state)
-    buckets = _data_buckets(request.plan, opened.bucket, state)
-    kept = [each.name for each in buckets if each.has_data and not options.delete_data]
-    in_state = {each.attributes["name"]: each.address for each in state if each.kind == BUCKET_KIND}
+    found = _own_data(request.plan, stores, state)
+    kept = [each.name for each in found if each.has_data and not options.delete_data]
+    in_state = {each.attributes["name"]: each.address for each in state if each.kind == stores.kind}
     staying = [address for name, address in in_state.items() if name in kept]
     if num := len(state) - len(staying):
         request.confirm(
@@ -107,46 +126,43 @@ def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataB
         _delete_workloads(request, stages, options, context)
     for address in staying:
         terraform.forget(address)
-    left = _remove_buckets(request, opened.bucket, options, buckets, by_terraform=in_state.keys())
+    left = _remove_data(request, stores, options, found, by_terraform=in_state.keys())
     _destroy(opened, options.pause_seconds)
     return left
 
 
-def _data_buckets(
-    plan: ClusterPlan, bucket: StateBucket, state: Sequence[StateResource]
-) -> list[DataBucket]:
-    """The cluster's buckets for data that exist: of the state, of the plan, by their label."""
-    planned = plan.terraform.get("resource", {}).get(BUCKET_KIND, {}).values()
+def _own_data(
+    plan: ClusterPlan, stores: DataStores, state: Sequence[StateResource]
+) -> list[DataStore]:
+    """What of the cluster holds data, and exists: of the state, of the plan, by its label."""
+    planned = plan.terraform.get("resource", {}).get(stores.kind, {}).values()
     names = [each["name"] for each in planned]
-    names += [each.attributes["name"] for each in state if each.kind == BUCKET_KIND]
-    found = [bucket.own_bucket(name) for name in dict.fromkeys(names)]
+    names += [each.attributes["name"] for each in state if each.kind == stores.kind]
+    found = [stores.find(name) for name in dict.fromkeys(names)]
     return [each for each in found if each is not None]
 
 
-def _remove_buckets(
+def _remove_data(
     request: Request,
-    bucket: StateBucket,
+    stores: DataStores,
     options: DownOptions,
-    buckets: Sequence[DataBucket],
+    found: Sequence[DataStore],
     by_terraform: Collection[str] = (),
-) -> list[DataBucket]:
-    """Empty the buckets whose data may go, and delete those that Terraform does not; those that
-    stay."""
+) -> list[DataStore]:
+    """Empty those whose data may go, and delete those that Terraform does not; those that stay."""
     staying = []
-    for each in buckets:
+    for each in found:
         if each.has_data and not options.delete_data:
-            request.report(f"gs://{each.name} has data and stays; --delete-data deletes it")
+            request.report(f"{each.title} has data and stays; --delete-data deletes it")
             staying.append(each)
             continue
         if each.has_data:
-            request.confirm(f"Delete all data in gs://{each.name}?")
-            count = bucket.delete_objects(each.name)
-            request.report(f"deleted {plural(count, 'object')} of gs://{each.name}")
-        if folders := bucket.delete_folders(each):
-            request.report(f"deleted {plural(folders, 'folder')} of gs://{each.name}")
+            request.confirm(f"Delete all data in {each.title}?")
+        for line in stores.empty(each):
+            request.report(line)
         if each.name not in by_terraform:
-            bucket.delete_bucket(each.name)
-            request.report(f"deleted gs://{each.name}")
+            stores.delete(each)
+            request.report(f"deleted {each.title}")
     return staying
 
 
@@ -213,8 +229,14 @@ def _require_idle_hosts(
     """Raise UserError where runs go on on the hosts, or where that is unknown. Hosts that somebody
     has deleted are not asked."""
     request = opened.request
-    hosts = made_hosts({each.address: each for each in state})
-    if options.ignore_runs or not hosts:
+    if options.ignore_runs:
+        return
+    unknown = f"Where none does: {request.command} --ignore-runs"
+    try:
+        hosts = hosts_of(request.plan, {each.address: each for each in state}, stages.node_request)
+    except UserError as error:
+        raise UserError(f"whether runs go on is not known: {error}\n{unknown}") from None
+    if not hosts:
         return
     try:
         runs = list(stages.running_on_hosts(request.plan, hosts))
@@ -224,10 +246,7 @@ def _require_idle_hosts(
         if not left:
             request.report("the hosts are gone already")
             return
-        raise UserError(
-            f"whether runs go on is not known: {error}\nWhere none does: {request.command}"
-            " --ignore-runs"
-        ) from None
+        raise UserError(f"whether runs go on is not known: {error}\n{unknown}") from None
     if runs:
         raise UserError(
             f"{plural(len(runs), 'run')} on the hosts: {', '.join(runs[:5])}\nWait for them, or"
@@ -279,7 +298,7 @@ def _destroy(opened: Session, pause_seconds: float) -> None:
         try:
             opened.terraform.apply(changes)
         except UserError as error:
-            kind = kind_of(str(error))
+            kind = kind_of(str(error), opened.terraform.kinds)
             if attempt == _ATTEMPTS - 1 or kind is None or not kind.can_pass:
                 raise
             pause = pause_seconds * 2**attempt
@@ -289,9 +308,8 @@ def _destroy(opened: Session, pause_seconds: float) -> None:
         return
 
 
-def _check_leaks(request: Request, stages: Stages, kept: Sequence[DataBucket]) -> int:
-    """Show what is left in the cloud; the exit code. Buckets that were kept are not leaks."""
-    owned = frozenset(f"{BUCKET_KIND}/{each.location}/{each.name}" for each in kept)
+def _check_leaks(request: Request, stages: Stages, owned: frozenset[str]) -> int:
+    """Show what is left in the cloud; the exit code. `owned`: what was kept, which is no leak."""
     report: Any = stages.find_leaks(request.plan, owned)
     request.report(report.text)
     code: int = report.exit_code

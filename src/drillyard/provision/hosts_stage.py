@@ -4,7 +4,8 @@ the agent that runs have there: which of them answer, and what runs on them.""" 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from drillyard.config.cluster import cluster_model
 from drillyard.errors import UnreachableError, UserError
@@ -12,16 +13,17 @@ from drillyard.formatting import first_few
 from drillyard.launch.hosts.host_facts import HostAnswer, no_answer_reason, problem_lines
 from drillyard.launch.hosts.launcher import HostsLauncher
 from drillyard.programs import Programs
+from drillyard.provision.clouds import state_bucket
 from drillyard.provision.cluster_objects import ClusterObjects, PoolStatus
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.made_hosts import (
     MadeHost,
     launch_values_of_hosts,
-    made_hosts,
     planned_hosts,
     write_login,
 )
-from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.node_request import NodeRequest, hosts_of
+from drillyard.provision.terraform_output import StateResource
 
 TUNNEL = "gcloud"
 
@@ -59,11 +61,11 @@ def running_on_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> list[str]:
 def hosts_status(plan: ClusterPlan) -> ClusterObjects:
     """Which hosts are there and answer, with their GPUs. Raises UserError where the state cannot be
     read, or has none."""
-    bucket = StateBucket(plan)
+    bucket = state_bucket(plan)
     state = {} if bucket.find() is None else bucket.resources()
-    hosts = planned_hosts(plan, made_hosts(state))
+    hosts = planned_hosts(plan, hosts_of(plan, state, _node_request))
     if not hosts:
-        raise UserError(f"none is made yet, by {bucket.title}")
+        raise UserError(_why_none(plan, state) or f"none is made yet, by {bucket.title}")
     (pool,) = plan.pools
     answers = _ask(plan, hosts)
     silent = [each for each in answers if each.parsed() is None]
@@ -76,6 +78,25 @@ def hosts_status(plan: ClusterPlan) -> ClusterObjects:
     made = tuple(each.created for each in hosts)
     status = PoolStatus(pool.name, len(hosts), ready, pool.nodes, False, made)
     return ClusterObjects(min(made), (status,), (), (), tuple(missing))
+
+
+def _node_request(plan: ClusterPlan, group: Mapping[str, Any]) -> NodeRequest:
+    # Imported here: most hosts are in the state itself, and need no client of Google's.
+    from drillyard.provision.google.granted_nodes import node_request
+
+    return node_request(plan, group)
+
+
+def _why_none(plan: ClusterPlan, state: Mapping[str, StateResource]) -> str:
+    """What keeps the nodes of a request from coming; empty where there is none."""
+    assert plan.login is not None
+    group = None if plan.login.group is None else state.get(plan.login.group.group)
+    if group is None:
+        return ""
+    found = _node_request(plan, group.attributes)
+    (pool,) = plan.pools
+    why = f": {found.why}" if found.why else ""
+    return f"the request for {pool.nodes} nodes is {found.state or 'gone'}{why}"
 
 
 def _ask(plan: ClusterPlan, hosts: Sequence[MadeHost], *words: str) -> list[HostAnswer]:

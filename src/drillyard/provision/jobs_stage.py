@@ -8,10 +8,10 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.errors import UserError
 from drillyard.launch.vertex.run_status import is_over, job_id
+from drillyard.provision.clouds import state_bucket
 from drillyard.provision.cluster_objects import ClusterObjects, PoolStatus, QueueStatus
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.endpoints import endpoints
-from drillyard.provision.state_bucket import StateBucket
 
 _BUCKET = "google_storage_bucket"
 
@@ -29,7 +29,7 @@ def running_jobs(plan: ClusterPlan) -> list[str]:
 def jobs_status(plan: ClusterPlan) -> ClusterObjects:
     """Whether what jobs need is made, and what runs now. Raises UserError where nothing is made
     yet, or the state or the service cannot be read."""
-    bucket = StateBucket(plan)
+    bucket = state_bucket(plan)
     state = {} if bucket.find() is None else bucket.resources()
     if not state:
         raise UserError(f"none is made yet, by {bucket.title}")

@@ -29,15 +29,16 @@ from drillyard.safe_files import (
     write_output,
 )
 
-HOST_KIND = "google_compute_instance"
+_OF_GOOGLE, _OF_NEBIUS = "google_compute_instance", "nebius_compute_v1_instance"
+HOST_KINDS = (_OF_GOOGLE, _OF_NEBIUS)
 _MADE_BY = "# Made by `drillyard cluster up`"
 CONFIG, KNOWN_HOSTS = "config", "known_hosts"
 
 
 @dataclass(frozen=True)
 class MadeHost:
-    """A host that exists. `key`: Terraform's address; `address`: within its network; `public`: from
-    everywhere, empty without; `created`: when it was made."""
+    """A host that exists. `key`: Terraform's address, of it or of its group; `address`: within its
+    network; `public`: from everywhere, empty without; `created`: when it was made."""
 
     key: str
     name: str
@@ -50,13 +51,15 @@ class MadeHost:
 
 def made_hosts(state: Mapping[str, StateResource]) -> tuple[MadeHost, ...]:
     """The hosts that a state has, in the order of their numbers."""
-    found = [_host(each) for each in state.values() if each.kind == HOST_KIND]
+    found = [_host(each) for each in state.values() if each.kind in HOST_KINDS]
     return tuple(sorted(found, key=lambda each: _number(each.name)))
 
 
 def planned_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> tuple[MadeHost, ...]:
     """Those of the plan, in its order: the ranks'. Hosts that are not there are left out."""
     assert plan.login is not None
+    if plan.login.group is not None:
+        return tuple(each for each in hosts if each.key == plan.login.group.group)
     by_key = {each.key: each for each in hosts}
     return tuple(by_key[key] for key in plan.login.hosts if key in by_key)
 
@@ -163,6 +166,8 @@ def ssh_config_text(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> str:
 
 def _host(found: StateResource) -> MadeHost:
     values = found.attributes
+    if found.kind == _OF_NEBIUS:
+        return _nebius_host(found.address, values)
     (first, *_) = values.get("network_interface") or [{}]
     (outside, *_) = first.get("access_config") or [{}]
     return MadeHost(
@@ -173,6 +178,24 @@ def _host(found: StateResource) -> MadeHost:
         str(outside.get("nat_ip") or ""),
         str(values.get("instance_id") or ""),
         str(values.get("creation_timestamp") or ""),
+    )
+
+
+def _nebius_host(address: str, values: Mapping[str, Any]) -> MadeHost:
+    (first, *_) = (values.get("status") or {}).get("network_interfaces") or [{}]
+
+    def of(kind: str) -> str:
+        """An address, which Nebius gives with its prefix: 10.0.0.1/32."""
+        return str((first.get(kind) or {}).get("address") or "").partition("/")[0]
+
+    return MadeHost(
+        address,
+        str(values["name"]),
+        "",
+        of("ip_address"),
+        of("public_ip_address"),
+        str(values.get("id") or ""),
+        str(values.get("created_at") or ""),
     )
 
 

@@ -93,7 +93,9 @@ def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, t
 def _of_nebius(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple[str, int]]:
     files = {
         "main.tf.json": _json(plan.terraform),
-        "backend.tf.json": _json({"terraform": {"backend": apply_script.backend(plan)}}),
+        "backend.tf.json": _json(
+            {"terraform": {"backend": apply_script.s3_backend(plan, plan.state_endpoint)}}
+        ),
         "README.md": apply_script.readme(plan, of_use, _MADE_BY),
     }
     script = apply_script.script(plan, _MADE_BY)

@@ -26,6 +26,9 @@ _TITLES = {
     "google_compute_firewall": "firewall rules",
     "google_compute_resource_policy": "placement policies",
     "google_compute_instance": "virtual machines",
+    "google_compute_region_instance_template": "templates of machines",
+    "google_compute_instance_group_manager": "groups of machines",
+    "google_compute_resize_request": "requests for machines",
     "google_container_cluster": "clusters",
     "google_container_node_pool": "node pools",
     "google_service_account": "service accounts",
@@ -206,9 +209,6 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
-    if plan.state_endpoint:
-        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output DIR"
-        return
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices

@@ -55,7 +55,8 @@ def cluster_prices(
     `controllers`: whether it has a control plane, and nodes for controllers; `hosts`: machines
     beside the pools, which the caller prices, and which are counted where a price is one of each
     machine; `way_out`: whether its nodes have a way to the internet of their own, by a gateway or
-    addresses. Raises UserError for a machine of the controllers that the catalog does not know.
+    addresses. The gateway of a VPC that the config names is its owner's. Raises UserError for a
+    machine of the controllers that the catalog does not know.
     """
     region = pools[0].region
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION if controllers else 0
@@ -67,7 +68,7 @@ def cluster_prices(
         lines += _gpu_pool(pool, creation, facts)
     running = hosts + cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
     every = hosts + cpu_nodes + sum(pool.nodes for pool in pools)
-    if not way_out:
+    if not way_out or (creation.private_nodes and creation.network is not None):
         return tuple(lines)
     if creation.private_nodes:
         return (*lines, *_nat(running, every, facts, region))

@@ -1,4 +1,5 @@
-"""What the errors of Terraform and its Google provider mean, and what to do about them: one table.
+"""What the errors of Terraform and its providers mean, and what to do about them: a table for each
+cloud, of which that of Google Cloud is here.
 
 Texts are those of Google's APIs as the provider passes them on (error codes of Compute Engine:
 https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability, of
@@ -43,31 +44,31 @@ class ErrorKind:
     unreachable: bool = False
 
 
-def _kind(name: str, pattern: str, advice: str, **flags: bool) -> ErrorKind:
+def error_kind(name: str, pattern: str, advice: str, **flags: bool) -> ErrorKind:
     return ErrorKind(name, re.compile(pattern, re.IGNORECASE | re.DOTALL), advice, **flags)
 
 
 KINDS = (
-    _kind(
+    error_kind(
         "credentials",
         r"invalid_grant|invalid_rapt|reauth|could not find default credentials|expired or revoked"
         r"|UNAUTHENTICATED|Error 401|no credentials loaded|private key should be a PEM",
         "Log in again: gcloud auth application-default login",
     ),
-    _kind(
+    error_kind(
         "api-disabled",
         r"SERVICE_DISABLED|accessNotConfigured|has not been used in project"
         r"|API has not been enabled",
         "Enable it: gcloud services enable {service} --project {project}",
         can_pass=True,
     ),
-    _kind(
+    error_kind(
         "quota",
         r"QUOTA_EXCEEDED|quotaExceeded|Quota '[A-Z0-9_]+' exceeded"
         r"|Insufficient (?:regional |project )?quota|RESOURCE_EXHAUSTED[^\n]*quota",
         "Ask for a higher quota, or for fewer nodes: " + CONSOLE_QUOTAS,
     ),
-    _kind(
+    error_kind(
         "stockout",
         r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|resource_pool_exhausted"
         r"|does not have enough resources available|STOCKOUT",
@@ -75,19 +76,19 @@ KINDS = (
         " consumption: flex-start, which waits for machines.",
         can_pass=True,
     ),
-    _kind(
+    error_kind(
         "permission",
         r"Required ['\"][\w.]+['\"] permission|Permission ['\"]?[\w.]+['\"]? denied"
         r"|does not have [\w.]+ (?:access|permission)|PERMISSION_DENIED|Error 403",
         "Grant it: gcloud projects add-iam-policy-binding {project} --member user:YOUR_ACCOUNT"
         " --role {role}",
     ),
-    _kind(
+    error_kind(
         "protected",
         r"deletion_protection",
         "Set cluster.deletion_protection: false, run drillyard cluster up, then this again.",
     ),
-    _kind(
+    error_kind(
         "in-use",
         r"resourceInUseByAnotherResource|RESOURCE_IN_USE|is already being used by"
         r"|resourceNotReady|is not empty|Producer services .{0,80}still using this connection",
@@ -95,24 +96,24 @@ KINDS = (
         " attached, with the commands that delete it.",
         can_pass=True,
     ),
-    _kind(
+    error_kind(
         "exists",
         r"alreadyExists|ALREADY_EXISTS|already exists|already own it|Error 409",
         "It was not made by this cluster's state. Delete it, or change the cluster's name.",
     ),
-    _kind(
+    error_kind(
         "stale-plan",
         r"saved plan is stale",
         "The cluster was changed meanwhile. Repeat {command}, which plans again.",
     ),
-    _kind(
+    error_kind(
         "too-old",
         r"Unsupported Terraform Core version|no available releases match"
         r"|Inconsistent dependency lock file|state snapshot was created by Terraform v"
         r"|Resource instance managed by newer provider version",
         "Install a newer Terraform: https://developer.hashicorp.com/terraform/install",
     ),
-    _kind(
+    error_kind(
         "network",
         r"dial tcp|no such host|i/o timeout|connection re(?:fused|set)|TLS handshake timeout"
         r"|could not connect to registry|backendError|Error 50[0234]|context deadline exceeded",
@@ -151,13 +152,18 @@ _SERVICES = {
 """The service of a resource, by the beginning of its kind."""
 
 
-def kind_of(text: str) -> ErrorKind | None:
-    """The kind of an error's text; None: an unknown one."""
-    return next((kind for kind in KINDS if kind.pattern.search(text)), None)
+def kind_of(text: str, kinds: Sequence[ErrorKind] = KINDS) -> ErrorKind | None:
+    """The kind of an error's text; None: an unknown one. `kinds`: those of its cloud."""
+    return next((kind for kind in kinds if kind.pattern.search(text)), None)
 
 
 def provider_error(
-    diagnostics: Sequence[Diagnostic], *, project: str, command: str, doing: str
+    diagnostics: Sequence[Diagnostic],
+    *,
+    project: str,
+    command: str,
+    doing: str,
+    kinds: Sequence[ErrorKind] = KINDS,
 ) -> UserError:
     """One error for all diagnostics of a command: the first that the table knows, else the first.
 
@@ -165,7 +171,7 @@ def provider_error(
     """
     if not diagnostics:
         return UserError(f"{doing}: failed without a message\nRepeat {command}")
-    known = [(each, kind_of(each.text)) for each in diagnostics]
+    known = [(each, kind_of(each.text, kinds)) for each in diagnostics]
     # All others wait for what it needs, so an error that names its resource comes first.
     first, kind = min(known, key=lambda row: (row[1] is None, not row[0].address))
     lines = [f"{first.address or doing}: {shown_text(first.text)}"]

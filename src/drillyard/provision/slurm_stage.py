@@ -14,9 +14,9 @@ from drillyard.errors import UnreachableError, UserError
 from drillyard.programs import Host, Programs, require_success
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import ApiError, GoogleApis, google_apis
-from drillyard.provision.google.leak_report import Leak, kind_title
 from drillyard.provision.google.leaks import find_leaks
 from drillyard.provision.google.resource_marks import plain_kind, region_of
+from drillyard.provision.leak_report import Leak, kind_title
 from drillyard.provision.made_hosts import CONFIG, KNOWN_HOSTS, ssh_directory
 from drillyard.safe_files import replace_file
 

@@ -1,13 +1,14 @@
 """The lock of a cluster's state, held by one `up` or `down` from its first to its last step.
 
-It is the object that Terraform's gcs backend locks with (NAME/default.tflock, made with the
-condition that it does not exist, in Terraform's own format): a terraform that somebody runs by hand
-respects it and says who holds it. Terraform itself records user, host and time; this lock also has
-the process, with its start and its machine's boot, in the field Info. So a lock whose process died
-on this machine is recognised, whatever process has its id now, and another machine of the same host
-name is not taken for this one.
+It is the object that Terraform's backend locks with (NAME/default.tflock in Cloud Storage,
+NAME/default.tfstate.tflock in S3), made with the condition that it does not exist, in Terraform's
+own format: a terraform that somebody runs by hand respects it and says who holds it. Terraform
+itself records user, host and time; this lock also has the process, with its start and its machine's
+boot, in the field Info. So a lock whose process died on this machine is recognised, whatever
+process has its id now, and another machine of the same host name is not taken for this one.
 
 https://github.com/hashicorp/terraform/blob/v1.11.4/internal/backend/remote-state/gcs/client.go
+and .../s3/client.go
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ from drillyard.provision.progress import print_progress
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.supervise.process_identity import Process, process_of, this_process
 
-LOCK = "default.tflock"
 _TRIES = 10
 
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that is there. `id`: what releases it, the generation of its object."""
+    """A lock that is there. `id`: what releases it, the version of its object."""
 
     id: str
     who: str
@@ -55,15 +55,15 @@ class HeldLock:
         return f"{self.who}{what}{where}, since {self.created}"
 
 
-def read_lock(bucket: StateBucket, name: str = LOCK) -> HeldLock | None:
+def read_lock(bucket: StateBucket, name: str = "") -> HeldLock | None:
     """The lock of the cluster's state, or of another one below its name; None: nobody holds it."""
-    found = bucket.read(name)
+    found = bucket.read(name or bucket.lock)
     if found is None:
         return None
     content: dict[str, Any] = json_object(found[0].decode(errors="replace"))
     own = json_object(str(content.get("Info", "")))
     return HeldLock(
-        str(found[1]),
+        found[1],
         str(content.get("Who") or "unknown"),
         str(content.get("Created") or "an unknown time"),
         process_of(own),
@@ -85,11 +85,11 @@ def state_lock(
     the lock of a process that died on this machine. Raises UserError where another process holds
     it.
     """
-    generation = _taken(bucket, command, unlock, release_dead)
+    version = _taken(bucket, command, unlock, release_dead)
 
     def require() -> None:
         held = read_lock(bucket)
-        if held is None or held.id != str(generation):
+        if held is None or held.id != version:
             now = f"; now held by {held.text}" if held else ""
             raise UserError(f"{bucket.title}: the lock of this command was released{now}")
 
@@ -97,9 +97,9 @@ def state_lock(
         yield require
     finally:
         try:
-            bucket.delete(LOCK, generation)
+            bucket.delete(bucket.lock, version)
         except UserError as error:
-            print_progress(f"warning: the lock {generation} of {bucket.title} stays: {error}")
+            print_progress(f"warning: the lock {version} of {bucket.title} stays: {error}")
 
 
 def _taken(
@@ -107,11 +107,11 @@ def _taken(
     command: str,
     unlock: str | None,
     release_dead: Callable[[HeldLock], bool],
-) -> int:
+) -> str:
     for _ in range(_TRIES):
-        generation = bucket.write(LOCK, _content(bucket, command), new=True)
-        if generation is not None:
-            return generation
+        version = bucket.write(bucket.lock, _content(bucket, command), new=True)
+        if version is not None:
+            return version
         held = read_lock(bucket)
         if held is None:
             continue
@@ -119,12 +119,12 @@ def _taken(
             died = ", which has died" if held.is_dead else ""
             option = "--yes" if held.is_dead else f"--unlock {held.id}"
             advice = "" if held.is_dead else "Where that process is gone, release its lock: "
+            place = f"{bucket.title}/{bucket.prefix}/{bucket.lock}"
             raise UserError(
-                f"{bucket.title}/{bucket.prefix}/{LOCK}: the state is locked by {held.text}{died}"
-                f"\n{advice}{command} {option}"
+                f"{place}: the state is locked by {held.text}{died}\n{advice}{command} {option}"
             )
-        # By its generation, so of several that release it only one goes on.
-        bucket.delete(LOCK, int(held.id))
+        # By its version, so of several that release it only one goes on.
+        bucket.delete(bucket.lock, held.id)
     raise UserError(f"{bucket.title}: its lock changes hands; repeat {command}")
 
 
@@ -139,7 +139,7 @@ def _content(bucket: StateBucket, command: str) -> bytes:
             "Who": f"{_user()}@{socket.gethostname()}",
             "Version": "",
             "Created": created,
-            "Path": f"{bucket.title}/{bucket.prefix}/{LOCK}",
+            "Path": f"{bucket.title}/{bucket.prefix}/{bucket.lock}",
         }
     ).encode()
 

@@ -25,7 +25,12 @@ from typing import IO, Any
 
 from drillyard.errors import UnreachableError, UserError
 from drillyard.provision.google.endpoints import require_terraform_endpoints
-from drillyard.provision.provider_errors import Diagnostic, provider_error
+from drillyard.provision.provider_errors import (
+    KINDS,
+    Diagnostic,
+    ErrorKind,
+    provider_error,
+)
 from drillyard.provision.running_command import Limits, RunningCommand
 from drillyard.provision.terraform_output import (
     EventLines,
@@ -52,7 +57,8 @@ _WRITTEN = ("main.tf.json", "backend.tf.json", ".terraform.lock.hcl", _UP, _DEST
 
 class Terraform:
     """One configuration in `directory`, whose state is in a bucket. `report` gets lines of
-    progress; `command` is what the user repeats after an error."""
+    progress; `command` is what the user repeats after an error. `environment`: variables of the
+    provider; `kinds`: its errors."""
 
     def __init__(
         self,
@@ -63,8 +69,11 @@ class Terraform:
         command: str,
         report: Callable[[str], None],
         limits: Limits | None = None,
+        environment: Mapping[str, str] | None = None,
+        kinds: Sequence[ErrorKind] = KINDS,
     ) -> None:
         self._program = program
+        self._environment, self.kinds = dict(environment or {}), kinds
         self.directory = directory
         self._project, self._command = project, command
         self._report = report
@@ -72,13 +81,13 @@ class Terraform:
         self.saved_state = True
         """Whether the last command ended by itself and saved the state: every outcome is in it."""
 
-    def init(self, document: Mapping[str, Any], bucket: str, prefix: str) -> None:
+    def init(self, document: Mapping[str, Any], backend: Mapping[str, Any]) -> None:
         """Write the configuration and install its providers. Raises UserError."""
-        backend = {"terraform": {"backend": {"gcs": {"bucket": bucket, "prefix": prefix}}}}
+        kept = {"terraform": {"backend": backend}}
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Terraform refuses a section without content.
         filled = {key: value for key, value in document.items() if value}
-        for name, content in (("main.tf.json", filled), ("backend.tf.json", backend)):
+        for name, content in (("main.tf.json", filled), ("backend.tf.json", kept)):
             # Indented: errors quote the whole line.
             text = json.dumps(content, indent=2) + "\n"
             replace_file(self.directory / name, text.encode())
@@ -96,10 +105,12 @@ class Terraform:
         if errors or ended.code:
             raise self._error("validate", errors or ended.errors)
 
-    def plan(self, *, destroy: bool = False) -> PlannedChanges:
-        """Compare configuration, state and cloud; the saved plan. Raises UserError."""
+    def plan(self, *, destroy: bool = False, replace: Sequence[str] = ()) -> PlannedChanges:
+        """Compare configuration, state and cloud; the saved plan. `replace`: addresses of what is
+        made again, even unchanged. Raises UserError."""
         file = self.directory / (_DESTROY if destroy else _UP)
-        options = [*(["-destroy"] if destroy else []), "-lock=false", f"-out={file.name}"]
+        again = [f"-replace={each}" for each in replace]
+        options = [*(["-destroy"] if destroy else again), "-lock=false", f"-out={file.name}"]
         self._checked("plan", "-input=false", "-json", *options)
         shown = self._checked("show", "-json", file.name)
         return planned_changes(file, json.loads("\n".join(shown.lines)))
@@ -137,7 +148,13 @@ class Terraform:
 
     def _error(self, what: str, errors: Sequence[Diagnostic]) -> UserError:
         doing = f"{self._program.name} {what}"
-        return provider_error(errors, project=self._project, command=self._command, doing=doing)
+        return provider_error(
+            errors,
+            project=self._project,
+            command=self._command,
+            doing=doing,
+            kinds=self.kinds,
+        )
 
     def _run(self, *words: str, shown: bool = False) -> _Ended:
         """Run a command to its end. Raises UnreachableError past a limit, KeyboardInterrupt where
@@ -154,7 +171,7 @@ class Terraform:
                 try:
                     process = start_process(
                         [self._program.path, f"-chdir={self.directory}", *words],
-                        engine_environment(token),
+                        {**engine_environment(token), **self._environment},
                         writer,
                         stderr.fileno(),
                     )

@@ -176,9 +176,10 @@ def _shrinks(change: Mapping[str, Any]) -> bool:
     return any(old is not None and new is not None and new < old for old, new in sizes)
 
 
-def state_resources(text: str) -> list[StateResource]:
+def state_resources(text: str, earlier_versions: str = "") -> list[StateResource]:
     """The managed resources of a state (version 4 of its format, which every Terraform since
-    0.12 and OpenTofu write); none of no state. Raises UserError for what is not a state."""
+    0.12 and OpenTofu write); none of no state. Raises UserError for what is not a state, with the
+    user's way to `earlier_versions`."""
     if not text.strip():
         return []
     try:
@@ -186,8 +187,7 @@ def state_resources(text: str) -> list[StateResource]:
     except (ValueError, RecursionError, AttributeError) as error:
         raise UserError(
             f"Terraform's state is damaged: not a JSON object ({error})\nThe bucket of the state"
-            " keeps earlier versions: gcloud storage ls --all-versions, then gcloud storage cp the"
-            " last good one over it"
+            f" keeps earlier versions; put the last good one over it: {earlier_versions}"
         ) from None
     found = []
     for resource in resources:

@@ -21,6 +21,7 @@ from drillyard.config.yaml_document import parse_document
 from drillyard.errors import UnreachableError, UserError
 from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
+from drillyard.provision.clouds import cloud_of, state_bucket
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.installer_images import (
@@ -30,10 +31,15 @@ from drillyard.provision.installer_images import (
     with_digests,
 )
 from drillyard.provision.launch_file import launch_values, with_values
-from drillyard.provision.made_hosts import HOST_KIND, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.made_hosts import HOST_KINDS, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.node_request import (
+    GROUP_KIND,
+    hosts_of,
+    spent_requests,
+    wait_for_nodes,
+)
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.provisioner import require_driven
-from drillyard.provision.state_bucket import StateBucket, ensure_state_bucket
 from drillyard.provision.terraform_output import (
     Action,
     Change,
@@ -49,6 +55,7 @@ _POOLS = ("google_container_node_pool", "google_container_cluster")
 _IN_PLACE = {
     *("labels", "effective_labels", "terraform_labels"),
     *("metadata", "desired_status", "deletion_protection"),
+    *("stopped", "labels_all", "resource_version", "updated_at", "status"),
 }
 """What of a host changes while it runs, or starts it."""
 _DESTROYING: tuple[Action, ...] = ("replace", "delete")
@@ -100,32 +107,36 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
         request.report(line)
     request.confirm(f"Make cluster {plan.name} in project {plan.project}?")
     with _next_command(request):
-        if ensure_state_bucket(plan):
-            request.report(f"created gs://{plan.state_bucket}, the bucket of the state")
+        bucket = state_bucket(plan)
+        if bucket.ensure():
+            request.report(f"created {bucket.title}, the bucket of the state")
         if toolkit is not None:
             return MadeCluster("", {}, settings=deploy(request, stages, toolkit))
         assert program is not None
         with session(request, program) as opened:
             _apply(opened, stages)
             state = opened.bucket.resources()
-            if plan.login is not None:
-                return _reach_hosts(request, stages, state)
-            if plan.job_service is not None:
-                return MadeCluster("", {})
-            context = stages.write_context(plan, state[CLUSTER].attributes)
-            request.report(f"context {context} is in your kubeconfig")
-            opened.require_lock()
-            digests = _recorded_digests(opened, digests)
-            stages.install_releases(with_digests(plan, digests), context)
-            written = {name: stages.write_secret(context, name) for name in secrets}
-    return MadeCluster(context, written)
+            if plan.has_kubernetes:
+                context = stages.write_context(plan, state[CLUSTER].attributes)
+                request.report(f"context {context} is in your kubeconfig")
+                opened.require_lock()
+                digests = _recorded_digests(opened, digests)
+                stages.install_releases(with_digests(plan, digests), context)
+                written = {name: stages.write_secret(context, name) for name in secrets}
+                return MadeCluster(context, written)
+        # The lock is released: nodes may come in days.
+        return MadeCluster("", {}) if plan.login is None else _reach_hosts(request, stages, state)
 
 
 def _reach_hosts(
     request: Request, stages: Stages, state: Mapping[str, StateResource]
 ) -> MadeCluster:
     assert request.plan.login is not None
-    hosts = planned_hosts(request.plan, made_hosts(state))
+    if request.plan.login.group is None:
+        hosts = planned_hosts(request.plan, made_hosts(state))
+    else:
+        ask, down = stages.node_request, request.down_command
+        hosts = tuple(wait_for_nodes(request.plan, state, ask, request.report, down))
     path = stages.write_login(request.plan, hosts)
     login = f"ssh -F {shlex.quote(str(path))} -l {request.plan.login.user} {hosts[0].name}"
     request.report(
@@ -212,7 +223,7 @@ def _image_digests(request: Request, stages: Stages) -> dict[str, str]:
     answer would stop `up` later."""
     if not has_images(request.plan):
         return {}
-    recorded = StateBucket(request.plan).digests()
+    recorded = state_bucket(request.plan).digests()
     return chosen_digests(request.plan, recorded, stages.image_digest, request.report)
 
 
@@ -236,9 +247,10 @@ def _apply(opened: Session, stages: Stages) -> None:
     """Bring Terraform's resources to what the plan says."""
     request, terraform, bucket = opened.request, opened.terraform, opened.bucket
     adopt_interrupted(request.plan, terraform, bucket, request.report, recreate=True)
-    _adopt_kept_buckets(opened)
+    _adopt_kept_data(opened)
     request.report(f"comparing {len(request.plan.made_by_terraform)} resources with what exists")
-    changes = terraform.plan()
+    spent = spent_requests(request.plan, bucket.resources, stages.node_request)
+    changes = terraform.plan(replace=spent)
     if changes.is_empty:
         request.report("nothing to change")
         return
@@ -266,14 +278,14 @@ def apply_recorded(opened: Session, changes: PlannedChanges) -> None:
             opened.bucket.set_creating([])
 
 
-def _adopt_kept_buckets(opened: Session) -> None:
-    """Take buckets that an earlier `down` kept, since they had data, into the state again."""
+def _adopt_kept_data(opened: Session) -> None:
+    """Take what an earlier `down` kept, since it had data, into the state again."""
     request, plan = opened.request, opened.request.plan
-    state = opened.bucket.resources()
+    state, stores = opened.bucket.resources(), cloud_of(plan).data_stores(plan)
     for each in plan.made_by_terraform:
-        if each.kind != "google_storage_bucket" or each.address in state:
+        if each.kind != stores.kind or each.address in state:
             continue
-        if opened.bucket.own_bucket(body_of(plan, each.address)["name"]) is not None:
+        if stores.find(body_of(plan, each.address)["name"]) is not None:
             adopt(plan, opened.terraform, state, each.address, request.report)
 
 
@@ -287,7 +299,10 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
     # One that an interrupted command left half-made never took runs.
     endangered = [each for each in endangered if not _is_tainted(state, each.address)]
     if endangered and opened.request.plan.login is not None:
-        _guard_hosts(opened, stages, endangered, made_hosts(state))
+        hosts = hosts_of(opened.request.plan, state, stages.node_request)
+        # A request that was never granted, or whose nodes are gone, is nobody's.
+        if hosts:
+            _guard_hosts(opened, stages, endangered, hosts)
         return
     if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
         return
@@ -328,9 +343,11 @@ def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> No
 
 def _takes_nodes(change: Change) -> bool:
     """Whether runs on the nodes of a pool, or on a host, would end."""
-    if change.kind == HOST_KIND:
+    if change.kind in HOST_KINDS:
         stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
         return change.action in _DESTROYING or stops
+    if change.kind == GROUP_KIND:
+        return change.action in _DESTROYING
     return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
 
 

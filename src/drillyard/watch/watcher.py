@@ -41,6 +41,8 @@ class _NewRecords:
     def __init__(self, path: Path) -> None:
         self._follower = FileFollower(path)
         self._torn = b""
+        self.lines = 0
+        """Whole lines so far, records or not."""
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """Whole lines only: a last one without a newline waits. Raises OSError."""
@@ -51,6 +53,7 @@ class _NewRecords:
             *lines, self._torn = (self._torn + piece).split(b"\n")
             if len(self._torn) > LONGEST_LINE_BYTES:
                 raise too_long_line(self._follower.path, LONGEST_LINE_BYTES)
+            self.lines += len(lines)
             yield from (record for line in lines if (record := decode(line)) is not None)
 
 
@@ -75,7 +78,7 @@ class FollowedRun:
         self._last_line_time = time.monotonic()
 
     def poll(self) -> None:
-        """Read new lines. Raises UserError when the directory cannot be read."""
+        """Read new lines. Raises UserError when the directory cannot be read, or has no event."""
         has_new = False
         with refusing_odd_values(self.directory):
             try:
@@ -90,6 +93,12 @@ class FollowedRun:
                     f"{self.directory}: cannot be read: {describe_os_error(error)}"
                 ) from error
             self.run.refresh_goodput()
+        if self._events.lines and self.run.last_us is None:
+            path = self.directory / EVENTS_FILE
+            raise UserError(
+                f"{path}: no line is an event of a run; follow any log with drillyard metrics -f"
+                f" {path}"
+            )
         if has_new:
             self._last_line_time = time.monotonic()
 

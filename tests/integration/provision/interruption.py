@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import threading
 
+from tests.integration.provision.nebius_project import NebiusProject
 from tests.integration.provision.project import Project, kill, until
 
 from drillyard.supervise.reaper import marked_processes
@@ -15,8 +16,8 @@ class Steps:
     """Counts the steps of a project's commands. `kill_at`: the step, from 1, at which the command
     is killed; the service completes the step all the same, as a cloud does."""
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
+    def __init__(self, project: Project | NebiusProject, *options: str) -> None:
+        self.project, self._options = project, options
         self.count = 0
         self.lines: list[str] = []
         self._kill_at: int | None = None
@@ -37,21 +38,20 @@ class Steps:
         started is gone."""
         self.count, self.lines, self._kill_at = 0, [], kill_at
         with self._lock:
-            self._command = self.project.start(verb, "--yes")
+            self._command = self.project.start(verb, "--yes", *self._options)
         _, self.errors = self._command.communicate(timeout=600)
         require_no_process(self.project)
         return self._command.returncode
 
 
-def require_no_process(project: Project) -> None:
+def require_no_process(project: Project | NebiusProject) -> None:
     """Everything that the project's commands have started ends within seconds."""
-    endpoint = project.store.endpoint
     until(
-        lambda: not marked_processes(endpoint, "STORAGE_EMULATOR_HOST"),
+        lambda: not marked_processes(*project.mark),
         "a process of a command that has ended still runs",
     )
 
 
-def kill_and_wait(project: Project, command: subprocess.Popen[str]) -> None:
+def kill_and_wait(project: Project | NebiusProject, command: subprocess.Popen[str]) -> None:
     kill(command)
     require_no_process(project)

@@ -71,6 +71,11 @@ class Project:
         }
         self.commands: list[subprocess.Popen[str]] = []
 
+    @property
+    def mark(self) -> tuple[str, str]:
+        """What the environment of the project's processes has."""
+        return self.store.endpoint, "STORAGE_EMULATOR_HOST"
+
     def close(self) -> None:
         for command in self.commands:
             if command.poll() is None:

@@ -6,8 +6,8 @@ Kubernetes' services:
 VERB is up, down, or drift, which prints what `status` says of it.
 
 STAGES.json: {"log": FILE, "findings": [...], "runs": [...], "unreachable": bool, "leaks": CODE,
-"registry": ADDRESS};
-each call of a stage appends a line to the log.
+"registry": ADDRESS, "request": {"state": STATE, "hosts": COUNT}};
+each call of a stage appends a line to the log. What there is of a request is read again each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from drillyard.cli.main import print_error
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UnreachableError, UserError
-from drillyard.provision import made_hosts, slurm_stage
+from drillyard.provision import made_hosts, node_request, slurm_stage
 from drillyard.provision.cluster_chart import images_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, command_line
@@ -31,6 +31,7 @@ from drillyard.provision.cluster_status import drift_from_engine
 from drillyard.provision.down import DownOptions, take_down
 from drillyard.provision.image_registry import image_digest
 from drillyard.provision.made_hosts import MadeHost
+from drillyard.provision.node_request import NodeRequest
 from drillyard.provision.provisioner import plan_cluster
 from drillyard.provision.running_command import Limits
 from drillyard.provision.up import bring_up, launch_config
@@ -67,6 +68,14 @@ class TestStages:
 
     def remove_login(self, plan: ClusterPlan) -> None:
         made_hosts.remove_login(plan)
+
+    def node_request(self, plan: ClusterPlan, group: Mapping[str, Any]) -> NodeRequest:
+        """The request of a group, whose machines are named after it."""
+        now = json.loads(Path(sys.argv[3]).read_text(encoding="utf-8")).get("request", {})
+        made = [f"{group['name']}-{number}" for number in range(now.get("hosts", 0))]
+        zone, key = group["zone"].rpartition("/")[2], "google_compute_instance_group_manager.nodes"
+        hosts = [MadeHost(key, each, zone, "10.0.0.2", "", f"9-{each}", "") for each in made]
+        return NodeRequest(now.get("state", ""), now.get("why", ""), tuple(hosts), len(hosts))
 
     def running_on_hosts(self, plan: ClusterPlan, hosts: Sequence[MadeHost]) -> list[str]:
         self._log("ask", *(each.name for each in hosts))
@@ -118,6 +127,7 @@ class TestStages:
 
 def main() -> int:
     verb, config, stages, *options = sys.argv[1:]
+    node_request.PAUSE_SECONDS = 0.05
     settings = json.loads(Path(stages).read_text(encoding="utf-8"))
     plan = plan_cluster(load_cluster_config(Path(config), resolve_environment=False))
     made = TestStages(settings)

@@ -16,52 +16,17 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 from tests.integration.provision.fake_cloud import FakeCloud
+from tests.integration.provision.nebius_project import FILES, VM, shapes
 from tests.integration.provision.plugin_protocol import Provider
 from tests.integration.provision.project import terraform
 from tests.unit.provision.nebius_clusters import config, plan
-from tests.unit.provision.nebius_schema import resource_schemas
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.nebius.nebius_settings import PROVIDER
 from drillyard.provision.plan_directory import write_cluster_plan
 
-VM, FILES = "nebius_compute_v1_instance", "nebius_compute_v1_filesystem"
 LOCK = "team/default.tfstate.tflock"
-_ADDRESS = {"address": {"type": "string", "computed": True}}
-
-
-def shapes() -> dict[str, Any]:
-    """The provider's schema as the protocol has it; `status` as far as a plan reads it."""
-    resources = {kind: _block(each) for kind, each in resource_schemas().items()}
-    one = {"nested": _ADDRESS, "nesting": "single", "computed": True}
-    interface = {"ip_address": one, "public_ip_address": one}
-    found = {"nested": interface, "nesting": "list", "computed": True}
-    resources[VM]["attributes"]["status"] = {
-        "nested": {"network_interfaces": found},
-        "nesting": "single",
-        "computed": True,
-    }
-    provider = {"domain": {"type": "string", "optional": True}}
-    return {"provider": {"attributes": provider, "blocks": {}}, "resources": resources}
-
-
-def _block(schema: dict[str, Any]) -> dict[str, Any]:
-    computed = {"id": {"type": "string", "computed": True}}
-    own = {name: _attribute(each) for name, each in schema["attributes"].items()}
-    return {"attributes": {**own, **computed}, "blocks": {}}
-
-
-def _attribute(attribute: dict[str, Any]) -> dict[str, Any]:
-    required = bool(attribute.get("required"))
-    flags = {"required": required, "optional": not required}
-    kind, nesting = attribute["type"], "single"
-    if isinstance(kind, list) and isinstance(kind[1], dict):
-        kind, nesting = kind[1], "list" if kind[0] == "list" else "map"
-    if isinstance(kind, dict):
-        members = {name: _attribute(each) for name, each in kind["object"].items()}
-        return {"nested": members, "nesting": nesting, **flags}
-    return {"type": kind, **flags}
 
 
 class Desk:

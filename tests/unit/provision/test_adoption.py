@@ -12,7 +12,7 @@ from drillyard.errors import UserError
 from drillyard.provision.adoption import (
     adopt_interrupted,
     body_of,
-    import_id,
+    google_import_id,
     references,
     resolve,
 )
@@ -94,18 +94,18 @@ CLUSTER = {
         ),
     ],
 )
-def test_import_ids_have_the_formats_of_the_provider(
+def test_google_import_ids_have_the_formats_of_the_provider(
     kind: str, body: dict[str, Any], expected: str
 ) -> None:
-    assert import_id(plan({kind: {"x": body}}), f"{kind}.x", CLUSTER) == expected
+    assert google_import_id(plan({kind: {"x": body}}), f"{kind}.x", CLUSTER) == expected
 
 
 def test_what_refers_to_something_unknown_has_no_id() -> None:
     body = {"name": "gpu", "cluster": "${google_container_cluster.other.id}"}
     made = plan({"google_container_node_pool": {"x": body}})
-    assert import_id(made, "google_container_node_pool.x", CLUSTER) is None
+    assert google_import_id(made, "google_container_node_pool.x", CLUSTER) is None
     assert references(made, "google_container_node_pool.x") == {"google_container_cluster.other"}
-    assert import_id(made, "google_compute_network.gone", CLUSTER) is None
+    assert google_import_id(made, "google_compute_network.gone", CLUSTER) is None
 
 
 def test_references_count_in_every_place_but_data_sources_do_not() -> None:

@@ -17,6 +17,8 @@ from drillyard.hardware import catalog
 LOCATION = {"project": "my-project", "region": "us-central1", "zone": "us-central1-b"}
 DAEMON = {"machine": "a3-highgpu-8g", "network_stack": None}
 BY_KEY = {"gce": {"identity_file": "key"}}
+LOGIN = {"os_login": True, "user": "me"}
+COMPACT = {"cluster": {"compact_placement": True}}
 PUBLIC = {"private_nodes": False}
 
 
@@ -46,8 +48,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"machine": BARE_METAL, "consumption": "reservation"}, "machine"),
     ({"network_stack": "tcpxo"}, "network_stack"),
     (DAEMON, "network_stack"),
-    ({"consumption": "flex-start"}, "consumption"),
     ({"consumption": "flex-start-queued"}, "consumption"),
+    ({"gce": {**LOGIN, "max_run_hours": 24}}, "gce.max_run_hours"),
+    ({"consumption": "flex-start", "gce": {**LOGIN, "max_run_hours": 169}}, "gce.max_run_hours"),
+    ({"consumption": "flex-start", "gce": {**LOGIN, "max_run_hours": 0.1}}, "gce.max_run_hours"),
+    (
+        {"consumption": "flex-start", "cluster": {"deletion_protection": True}},
+        "cluster.deletion_protection",
+    ),
+    ({"consumption": "flex-start", "machine": "a3-megagpu-8g", **COMPACT}, "cluster.compact"),
     ({"consumption": "on-demand"}, "consumption"),
     ({"consumption": "reservation", "reservation": "a/b"}, "reservation"),
     ({"consumption": "calendar", "reservation": None}, "reservation"),
@@ -127,13 +136,12 @@ def test_all_mistakes_of_a_file_are_one_error(tmp_path: Path) -> None:
     lines = refusal(
         tmp_path,
         **located(zone="us-east5-a"),
-        consumption="flex-start",
         storage={"bucket": "google"},
-        gce={},
+        gce={"max_run_hours": 24},
         cluster={"version": "1.30", "ranges": {"nodes": "8.8.8.0/24"}},
     )
     assert {line.split(": ")[1] for line in lines} == {
-        *("location.zone", "consumption", "storage.bucket", "gce.identity_file"),
+        *("location.zone", "gce.max_run_hours", "storage.bucket", "gce.identity_file"),
         *("cluster.version", "cluster.ranges.nodes"),
     }
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from tests.unit.provision.vm_clusters import KEY
 
 from drillyard.cli.main import main
 from drillyard.config.load import load_cluster_config
+from drillyard.errors import UserError
 from drillyard.hardware import catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.plan_document import ClusterPlanDocument, plan_document
+from drillyard.provision.provisioner import require_driven
 
 VM, DISK = "nebius_compute_v1_instance", "nebius_compute_v1_disk"
 CLUSTER, FILES = "nebius_compute_v1_gpu_cluster", "nebius_compute_v1_filesystem"
@@ -340,19 +343,11 @@ def test_the_script_makes_the_bucket_once_and_writes_the_file_for_launch(
     assert (out / "team-ssh.yaml").read_text() == "platform: ssh\n"
 
 
-@pytest.mark.parametrize(
-    "command", [["up", "--yes"], ["down", "--yes"], ["status"], ["leaks"], ["plan", "--check"]]
-)
-def test_commands_that_ask_a_cloud_say_how_the_cluster_is_made(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan(tmp_path, config())
-    verb, *options = command
-    with pytest.raises(SystemExit) as ended:
-        main(["cluster", verb, str(tmp_path / "cluster.yaml"), *options])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "drillyard cluster plan CLUSTER --output DIR" in said and "sh DIR/apply.sh" in said
+def test_a_plan_without_hosts_is_made_by_the_files_of_output(tmp_path: Path) -> None:
+    found = plan(tmp_path, config())
+    require_driven(found)
+    with pytest.raises(UserError, match="plan CLUSTER --output DIR"):
+        require_driven(replace(found, login=None))
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as ended:
         main(["cluster", "plan", str(tmp_path / "cluster.yaml"), "--output", str(out)])

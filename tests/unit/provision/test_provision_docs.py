@@ -15,6 +15,7 @@ from drillyard.hardware import catalog, load_catalog
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/provision.md"
 OF_HOSTS = ROOT / "docs/virtual_machines.md"
+OF_SLURM = ROOT / "docs/slurm_clusters.md"
 OF_JOBS = ROOT / "docs/vertex.md"
 
 
@@ -26,7 +27,7 @@ def test_the_table_of_machines_is_current() -> None:
     assert done.returncode == 0, "run python tools/provision_docs.py"
 
 
-@pytest.mark.parametrize(("page", "modes"), [(PAGE, 6), (OF_HOSTS, 5), (OF_JOBS, 4)])
+@pytest.mark.parametrize(("page", "modes"), [(PAGE, 6), (OF_HOSTS, 5), (OF_SLURM, 5), (OF_JOBS, 4)])
 def test_every_machine_has_a_row_and_each_way_of_buying_a_cell(page: Path, modes: int) -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
     machines = {each.name for each in catalog().machines.values() if each.cloud == "gcp"}

@@ -24,7 +24,8 @@ from tests.unit.provision.slurm_clusters import (
 )
 
 from drillyard.config.load import load_cluster_config
-from drillyard.hardware import catalog
+from drillyard.errors import UserError
+from drillyard.hardware import catalog, load_catalog
 from drillyard.launch.slurm.partition_check import parse_config, settings_findings
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.toolkit import scripts
@@ -309,7 +310,17 @@ def test_the_bill_has_controller_login_and_home(tmp_path: Path) -> None:
     found = plan(tmp_path, config())
     lines = {each.what.partition(":")[0]: each for each in found.prices}
     assert {"team-spot", "controller", "login", "/home"} <= lines.keys()
-    assert "part: filestore" in lines["/home"].missing
+    # Filestore: 10 TiB at $0.25 a GiB and month.
+    assert lines["/home"].usd_per_hour is not None
+    assert lines["/home"].usd_per_hour.value == pytest.approx(10240 * 0.25 / 730)
+    assert lines["/home"].usd_per_hour.unverified
+    lustre = plan(tmp_path, config(cluster={"head": {"home": "lustre"}}))
+    (line,) = (each for each in lustre.prices if each.what.startswith("/home"))
+    assert line.usd_per_hour is None and "part: lustre" in line.missing
+    row = line.missing[line.missing.index("part_prices:") :].replace("USD", "0.2")
+    (tmp_path / "own.yaml").write_text(row)
+    facts = load_catalog(tmp_path / "own.yaml")
+    assert facts.part_price("lustre", "us-central1", "usd_per_gib_month") is not None
     quotas = {quota.metric: quota.amount for quota in found.quotas}
     assert quotas["HDB_TOTAL_GB"] == 2 * 200
 
@@ -335,3 +346,62 @@ def test_the_slurm_cluster_of_googles_training_guide_field_by_field(tmp_path: Pa
     runners = settings_of(found, "image-script")["runners"]
     assert "install_tcpxo.sh" in [each["destination"] for each in runners]
     assert "tcpgpudmarxd" in settings_of(found, "controller")["prolog_scripts"][0]["content"]
+    home = settings_of(found, "home")
+    assert (home["local_mount"], home["filestore_tier"]) == ("/home", "HIGH_SCALE_SSD")
+    # The guide's name of the partition; its other machine has a daemon that no image here starts.
+    named = config("a3-megagpu-8g", "reservation", nodes=8, slurm={"partition": "a3mega"})
+    assert settings_of(plan(tmp_path, named), "partition")["partition_name"] == "a3mega"
+    with pytest.raises(UserError, match="a3-highgpu-8g: Slurm clusters are made of a3-megagpu-8g"):
+        plan(tmp_path, config("a3-highgpu-8g", "on-demand", nodes=8))
+
+
+def test_nobody_acts_as_the_projects_default_account(tmp_path: Path) -> None:
+    found = plan(tmp_path, config(name="a-name-of-20-letters"))
+    made = modules(found)
+    accounts = {"controller": "control", "login": "login", "nodes": "nodes", "slurm-image": "nodes"}
+    for module, whose in accounts.items():
+        assert f"{whose}-account" in made[module]["use"]
+    emails = [each.name for each in found.resources if each.kind == "google_service_account"]
+    assert emails == [
+        f"a-name-of-20-letters-{each}@my-project.iam.gserviceaccount.com"
+        for each in ("control", "login", "nodes")
+    ]
+    assert all(6 <= len(each.partition("@")[0]) <= 30 for each in emails)
+    for whose in ("control", "login", "nodes"):
+        settings = settings_of(found, f"{whose}-account")
+        assert (settings["name"], settings["grant_xpn_roles"]) == (whose, False)
+        more = {"compute.instanceAdmin.v1", "iam.serviceAccountUser"} if whose == "control" else {}
+        assert {*settings["project_roles"]} == {
+            *("logging.logWriter", "monitoring.metricWriter", *more)
+        }
+        # The plan names each right that is given.
+        for role in settings["project_roles"]:
+            member = f"serviceAccount:a-name-of-20-letters-{whose}@my-project"
+            name = f"roles/{role} {member}.iam.gserviceaccount.com"
+            assert name in [each.name for each in found.resources]
+    # Who starts from a script must be able to read it.
+    for script in ("image-script", "node-startup"):
+        viewers = settings_of(found, script)["bucket_viewers"]
+        assert viewers == ["$(nodes-account.service_account_iam_email)"]
+
+
+def test_another_number_of_nodes_or_partition_is_another_deployment(tmp_path: Path) -> None:
+    """By it `up` deploys again, and the controller writes its slurm.conf from it: nodes and
+    partitions are those of its modules."""
+    found = plan(tmp_path, config("a3-megagpu-8g", nodes=2))
+    more = plan(tmp_path, config("a3-megagpu-8g", nodes=5))
+    renamed = plan(tmp_path, config("a3-megagpu-8g", nodes=2, slurm={"partition": "train"}))
+    assert settings_of(found, "nodes")["node_count_static"] == 2
+    assert settings_of(more, "nodes")["node_count_static"] == 5
+    assert settings_of(found, "partition")["partition_name"] == "gpu"
+    assert settings_of(renamed, "partition")["partition_name"] == "train"
+    # Nothing else changes: the image, the networks and /home stay.
+    for other, module, keys in (
+        (more, "nodes", {"node_count_static"}),
+        (renamed, "partition", {"partition_name"}),
+    ):
+        for name in modules(found):
+            before, after = settings_of(found, name), settings_of(other, name)
+            changed = {key for key in before if before[key] != after[key]}
+            assert changed == (keys if name == module else set()), name
+    assert "partition" in modules(found)["controller"]["use"]

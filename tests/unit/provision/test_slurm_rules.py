@@ -53,7 +53,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"slurm": {"partition": "a,b"}}, "slurm.partition"),
     ({"slurm": {"partition": "GPU"}}, "slurm.partition"),
     (slurm(home="filestore", home_gib=1024), "cluster.head.home_gib"),
-    (slurm(home="lustre", home_gib=18000), "cluster.head.home_gib"),
+    (slurm(home="lustre", home_gib=9000), "cluster.head.home_gib"),
     (slurm(home="nfs"), "cluster.head.home"),
     (slurm(controller="a4-highgpu-8g"), "cluster.head.controller"),
     (slurm(login="nothing-4"), "cluster.head.login"),
@@ -105,7 +105,7 @@ def test_what_the_errors_ask_for_is_accepted(tmp_path: Path) -> None:
     plan(tmp_path, config(storage={"directory": "/home/runs"}))
     plan(tmp_path, config(slurm={"directory": "/home/ann/project", "partition": "train-1"}))
     plan(tmp_path, config(**slurm(home="filestore", home_gib=10240)))
-    plan(tmp_path, config(**slurm(home="lustre", home_gib=36000)))
+    plan(tmp_path, config(**slurm(home="lustre", home_gib=18000)))
     plan(tmp_path, config(**slurm(controller="n2-standard-16", login="n2-standard-8")))
     plan(tmp_path, config(cluster={"private_nodes": False, "authorized_networks": ["10.0.0.0/8"]}))
 

@@ -17,7 +17,7 @@ import yaml
 from tests.unit.provision.chart_plans import plan
 
 from drillyard.cli.main import main
-from drillyard.provision import cluster_status, state_bucket
+from drillyard.provision import cluster_status
 from drillyard.provision.cluster_status import drift_from_engine
 
 CONFIG = """\
@@ -130,7 +130,8 @@ def test_a_cluster_that_was_never_made_is_said_without_terraform(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bucket = SimpleNamespace(find=lambda: None, title="gs://p-c-tfstate")
-    monkeypatch.setattr(state_bucket, "StateBucket", lambda plan: bucket)
+    cloud = SimpleNamespace(state_bucket=lambda plan: bucket)
+    monkeypatch.setattr(cluster_status, "cloud_of", lambda plan: cloud)
     monkeypatch.setenv("PATH", "")
     (line,) = drift_from_engine(plan("g2-standard-48", "on-demand"))
     assert "gs://p-c-tfstate" in line
@@ -145,7 +146,7 @@ def test_what_was_never_made_is_one_line_and_the_next_command_makes_it() -> None
 
 def test_without_googles_client_the_error_is_of_clusters_and_of_no_other_platform() -> None:
     program = "import sys; sys.modules['google.cloud'] = None; import drillyard.provision.{}"
-    command = [sys.executable, "-c", program.format("state_bucket")]
+    command = [sys.executable, "-c", program.format("google.cloud")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stderr.splitlines()[-1]
     assert "MissingExtraError" in said and "cluster" in said and "vertex" not in said

@@ -200,4 +200,4 @@ def test_diagnostics_are_kept_and_other_lines_are_the_document() -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000])
 def test_a_damaged_state_is_an_error_with_what_to_do(text: str) -> None:
     with pytest.raises(UserError, match="gcloud storage ls --all-versions"):
-        state_resources(text)
+        state_resources(text, "gcloud storage ls --all-versions")

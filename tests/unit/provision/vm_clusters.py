@@ -11,7 +11,7 @@ from tests.unit.provision.clusters import GOOGLE_MACHINES
 from drillyard.provision.cluster_plan import ClusterPlan
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDrillyard me@desk"
-MODES = ("on-demand", "reservation", "spot", "calendar")
+MODES = ("on-demand", "reservation", "spot", "flex-start", "calendar")
 NEEDS_DAEMON = ("a3-highgpu-8g", "a3-edgegpu-8g")
 """Machines whose network stack has a daemon beside each run."""
 BARE_METAL = "a4x-maxgpu-4g-metal"

@@ -68,6 +68,24 @@ def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
         FollowedRun(log)
 
 
+@pytest.mark.parametrize("lines", ["Step: 1\n", "[1]\n{}\n", "\n"])
+def test_a_directory_whose_events_are_no_events_is_refused_and_not_waited_for(tmp_path, lines):
+    (tmp_path / "events.jsonl").write_text(lines)
+    with pytest.raises(UserError, match=r"no line is an event.* -f .*/events\.jsonl"):
+        FollowedRun(tmp_path).poll()
+
+
+def test_the_first_event_may_come_later_and_behind_a_torn_line(whole, tmp_path):
+    lines = (whole / "events.jsonl").read_bytes().splitlines(keepends=True)
+    events = tmp_path / "events.jsonl"
+    events.write_bytes(lines[0][:10])
+    following = FollowedRun(tmp_path)
+    following.poll()
+    events.write_bytes(lines[0][:10] + b"\n" + b"".join(lines))
+    following.poll()
+    assert following.run.phase == "completed"
+
+
 def test_a_file_that_can_no_longer_be_read_is_an_error_with_its_directory(
     whole, tmp_path, monkeypatch
 ):

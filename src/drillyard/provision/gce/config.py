@@ -56,6 +56,13 @@ class GceConfig(PlatformSection):
             " readable on the nodes and in Terraform's state, so no secret belongs in it."
         ),
     )
+    max_run_hours: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description=(
+            "Of consumption flex-start: hours after which Google deletes the nodes; default: as"
+            " many as there can be, a week."
+        ),
+    )
     directory: str | None = Field(
         default=None, description="Directory of this project on the nodes; default: as here."
     )

@@ -12,20 +12,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.node_network import IAP_RANGE, NodeNetwork
 from drillyard.provision.gcp.settings import GoogleSettings
-from drillyard.provision.terraform_document import TerraformDocument, because, reference
+from drillyard.provision.terraform_document import TerraformDocument, because
 
-IAP_RANGE = "35.235.240.0/20"
-"""Addresses from which the tunnel's connections come."""
 SSH_PORT = "22"
 _IAP = "https://cloud.google.com/iap/docs/using-tcp-forwarding"
 
 
 def add_firewalls(
-    document: TerraformDocument, settings: GoogleSettings, vpc: str, nodes: str
+    document: TerraformDocument, settings: GoogleSettings, network: NodeNetwork, nodes: str
 ) -> None:
-    """Add both rules. `vpc`: the address of the nodes' VPC; `nodes`: the range of its subnet."""
+    """Add both rules, to a VPC of the cluster's own. `nodes`: the range of its subnet."""
     creation = settings.creation
+    if creation.network is not None:
+        return
     if creation.private_nodes:
         sources = because([IAP_RANGE], "Google's tunnel alone: nodes have no public address", _IAP)
     else:
@@ -34,17 +35,17 @@ def add_firewalls(
             "who may reach the nodes by ssh",
             "cluster.yaml: cluster.authorized_networks",
         )
-    _add(document, settings, "ssh", vpc, sources, [{"protocol": "tcp", "ports": [SSH_PORT]}])
+    _add(document, settings, "ssh", network, sources, [{"protocol": "tcp", "ports": [SSH_PORT]}])
     within = because([nodes], "only the nodes of this subnet")
     every = [{"protocol": each} for each in ("tcp", "udp", "icmp")]
-    _add(document, settings, "internal", vpc, within, every)
+    _add(document, settings, "internal", network, within, every)
 
 
 def _add(
     document: TerraformDocument,
     settings: GoogleSettings,
     label: str,
-    vpc: str,
+    network: NodeNetwork,
     sources: Any,
     allowed: Sequence[dict[str, Any]],
 ) -> None:
@@ -54,7 +55,7 @@ def _add(
         label,
         {
             "name": named(f"{settings.name}-{label}"),
-            "network": because(reference(vpc, "name"), "the VPC of the nodes"),
+            "network": because(network.network, "the VPC of the nodes"),
             "direction": because("INGRESS", "what leaves is allowed already"),
             "source_ranges": sources,
             "allow": because(list(allowed), why),

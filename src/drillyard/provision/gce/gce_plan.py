@@ -4,7 +4,7 @@ by which `launch` reaches the hosts."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
@@ -12,16 +12,28 @@ from drillyard.config.problems import Problem, raise_all
 from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cloud_limits import way_of_buying
-from drillyard.provision.cluster_plan import ClusterPlan, HostLogin, PlannedResource, Pool
+from drillyard.provision.cluster_plan import (
+    ClusterPlan,
+    HostLogin,
+    NodeGroup,
+    PlannedResource,
+    Pool,
+)
 from drillyard.provision.gce.config import GceConfig
 from drillyard.provision.gce.firewalls import add_firewalls
 from drillyard.provision.gce.gce_rules import gce_machine_problems, gce_setting_problems
 from drillyard.provision.gce.instances import add_instances
 from drillyard.provision.gce.login import user_of
+from drillyard.provision.gce.node_group import add_node_group
 from drillyard.provision.gcp.address_ranges import RangeSizes, cluster_ranges, range_problems
 from drillyard.provision.gcp.names import state_bucket_name
 from drillyard.provision.gcp.networks import add_data_networks, add_system_network
 from drillyard.provision.gcp.node_identity import add_node_identity
+from drillyard.provision.gcp.node_network import (
+    GOOGLE_ACCOUNT,
+    existing_network,
+    network_warning,
+)
 from drillyard.provision.gcp.place_rules import place_problems
 from drillyard.provision.gcp.pool_networks import (
     PoolNetwork,
@@ -56,12 +68,12 @@ def gce_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     assert parts is not None, "refused by gce_problems"
     document = TerraformDocument()
     services = _services(settings)
-    hosts = _render(document, settings, parts, services)
+    hosts, group = _render(document, settings, parts, services)
     state_bucket = _state_bucket(settings)
     state = PlannedResource(
         "", "google_storage_bucket", state_bucket, region, labelled=True, made_by="drillyard"
     )
-    login = _login(settings, hosts)
+    login = _login(settings, hosts, group)
     return ClusterPlan(
         name=cluster.name,
         platform=cluster.platform,
@@ -81,6 +93,11 @@ def gce_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         fields=tuple(document.fields),
         labels=settings.labels,
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
+        network=existing_network(
+            settings,
+            parts.sizes.addresses,
+            users=(GOOGLE_ACCOUNT,) if login.group is not None else (),
+        ),
         launch_settings=_launch_settings(cluster, login),
         login=login,
     )
@@ -121,7 +138,7 @@ class _Parts:
 def _read(settings: GoogleSettings) -> _Parts | None:
     """None where the machine is not known, or nothing says how it is bought."""
     found, _ = read_pools(settings.cluster, settings.facts)
-    pools = [each for each in found if not each.key]
+    pools = [replace(each, kept=True) for each in found if not each.key]
     if not pools:
         return None
     (network,) = pool_networks(settings.cluster, pools, settings.facts)
@@ -148,14 +165,14 @@ def _render(
     settings: GoogleSettings,
     parts: _Parts,
     services: dict[str, str],
-) -> tuple[str, ...]:
-    """Add all resources in the order of creation; the addresses of the nodes."""
+) -> tuple[tuple[str, ...], NodeGroup | None]:
+    """Add all resources in the order of creation; the addresses of the nodes, or their group."""
     ranges = cluster_ranges(settings.creation.ranges, parts.sizes)
     needs = merged_needs([parts.network], network_objects(settings.facts))
     add_project_services(document, services)
-    vpc, subnet = add_system_network(document, settings, ranges)
+    network = add_system_network(document, settings, ranges)
     add_data_networks(document, settings, needs, ranges.data)
-    add_firewalls(document, settings, vpc, str(ranges.nodes))
+    add_firewalls(document, settings, network, str(ranges.nodes))
     identity = add_node_identity(document, settings, NODE_ROLES)
     bucket = settings.cluster.storage.bucket
     if bucket is not None:
@@ -166,14 +183,14 @@ def _render(
         add_bucket_access(document, settings, bucket, reference(identity[0], "member"))
     if settings.creation.registry:
         add_registry(document, settings)
-    return add_instances(document, settings, parts.network, subnet, identity)
+    if parts.pool.consumption == "flex-start":
+        return (), add_node_group(document, settings, parts.network, network, identity)
+    return add_instances(document, settings, parts.network, network, identity), None
 
 
-def _login(settings: GoogleSettings, hosts: Sequence[str]) -> HostLogin:
-    section = settings.cluster.section_as(GceConfig)
-    return HostLogin(
-        user_of(section), section.identity_file, settings.creation.private_nodes, tuple(hosts)
-    )
+def _login(settings: GoogleSettings, hosts: Sequence[str], group: NodeGroup | None) -> HostLogin:
+    section, private = settings.cluster.section_as(GceConfig), settings.creation.private_nodes
+    return HostLogin(user_of(section), section.identity_file, private, tuple(hosts), group)
 
 
 def _launch_settings(cluster: ClusterConfig, login: HostLogin) -> dict[str, Any]:
@@ -192,7 +209,11 @@ def _warnings(settings: GoogleSettings, pool: Pool) -> Iterator[str]:
         "name, location and cluster.ranges cannot be changed later: another value replaces the"
         " nodes"
     )
-    yield f"{pool.name}: its {pool.nodes} nodes are billed from `up` to `down`, used or not"
+    yield from network_warning(settings)
+    if pool.consumption == "flex-start":
+        yield from _of_flex_start(cluster, pool)
+    else:
+        yield f"{pool.name}: its {pool.nodes} nodes are billed from `up` to `down`, used or not"
     if pool.consumption == "spot":
         yield f"{pool.name}: Google may take spot nodes back; `up` starts those that were stopped"
     if (ahead := way_of_buying(pool.consumption).hours_ahead) is not None:
@@ -215,3 +236,16 @@ def _warnings(settings: GoogleSettings, pool: Pool) -> Iterator[str]:
         )
     if not creation.private_nodes:
         yield "cluster.authorized_networks: must contain this machine, or no run can be launched"
+
+
+def _of_flex_start(cluster: ClusterConfig, pool: Pool) -> Iterator[str]:
+    longest = way_of_buying("flex-start").longest_hours
+    hours = cluster.section_as(GceConfig).max_run_hours or longest
+    yield (
+        f"{pool.name}: `up` waits until Google grants all {pool.nodes} nodes at once, which may"
+        " take days; Ctrl-C leaves the request, and `down` cancels it"
+    )
+    yield (
+        f"{pool.name}: its nodes are billed from then on, used or not, and are deleted with their"
+        f" disks after {hours:g} hours, whatever runs on them; `up` asks again"
+    )

@@ -8,11 +8,13 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.cloud_limits import limit
+from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.network import needs_prolog
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gce.config import GceConfig
 from drillyard.provision.gce.login import login_problems
 from drillyard.provision.gcp.machine_rules import machine_problems
+from drillyard.provision.gcp.node_network import network_setting_problems
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain, placement_problem
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import reservation_problems
@@ -27,6 +29,9 @@ from drillyard.provision.gcp.setting_rules import (
 )
 from drillyard.provision.pools import key_path
 
+_SHORTEST_HOURS = 600 / 3600
+"""https://cloud.google.com/compute/docs/reference/rest/v1/instanceGroupManagerResizeRequests"""
+
 
 def gce_setting_problems(
     cluster: ClusterConfig, creation: CreationConfig, state_bucket: str, pool: Pool, facts: Catalog
@@ -37,6 +42,7 @@ def gce_setting_problems(
     yield from label_problems(creation)
     yield from bucket_problems(cluster, creation, state_bucket, facts)
     yield from disk_problems(creation, {"the nodes": pool.machine.boot_disk})
+    yield from network_setting_problems(creation.network, creation.ranges, kubernetes=False)
     yield from _unused(creation)
     yield from access_problems(creation)
     yield from login_problems(cluster)
@@ -61,12 +67,7 @@ def gce_machine_problems(
     pool, machine = network.pool, network.pool.machine
     yield from machine_problems(cluster, network, facts, "Compute Engine", by_type=False)
     yield from reservation_problems(pool, cluster.location.project)
-    if pool.scales_from_zero:
-        message = (
-            f"{pool.consumption}: such machines come when there is capacity, after `up` has ended,"
-            " and go after a week: write spot, or platform: gke, where Kueue waits for them"
-        )
-        yield Problem(key_path(pool, "consumption"), message)
+    yield from _flex_start(cluster, creation, pool)
     if machine.pods is not None:
         message = (
             f"{machine.name} is bare metal, whose data NICs only GKE sets up: write platform: gke"
@@ -101,3 +102,28 @@ def gce_machine_problems(
             " cluster.compact_placement: false"
         )
         yield Problem(key_path(pool, "nodes"), message)
+
+
+def _flex_start(cluster: ClusterConfig, creation: CreationConfig, pool: Pool) -> Iterator[Problem]:
+    """Settings that only nodes of flex-start have, and one that they cannot have."""
+    hours = cluster.section_as(GceConfig).max_run_hours
+    path = ("gce", "max_run_hours")
+    most = way_of_buying("flex-start").longest_hours
+    if pool.consumption != "flex-start":
+        if hours is not None:
+            yield Problem(
+                path, "only nodes of consumption: flex-start have such a limit: remove it"
+            )
+        return
+    if hours is not None and most is not None and not _SHORTEST_HOURS <= hours <= most:
+        message = (
+            f"found {hours:g}; nodes of flex-start exist for ten minutes to {most} hours: write"
+            f" {most}, or less"
+        )
+        yield Problem(path, message)
+    if creation.deletion_protection:
+        message = (
+            "machines of flex-start are deleted by Google after their time, and have no such"
+            " protection: remove it"
+        )
+        yield Problem(("cluster", "deletion_protection"), message)

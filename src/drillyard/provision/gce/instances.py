@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 
 from drillyard.hardware.cloud_limits import boot_image
 from drillyard.hardware.facts import cited
+from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gce.config import GceConfig
 from drillyard.provision.gce.login import startup_script, user_of
 from drillyard.provision.gcp.names import described, labelled, named
 from drillyard.provision.gcp.node_identity import SCOPES
+from drillyard.provision.gcp.node_network import NodeNetwork
 from drillyard.provision.gcp.placement import is_compact, nodes_of_domain
 from drillyard.provision.gcp.pool_networks import PoolNetwork
 from drillyard.provision.gcp.reservation_rules import RESERVATION_KEY, reservation_value
@@ -49,24 +51,21 @@ def add_instances(
     document: TerraformDocument,
     settings: GoogleSettings,
     network: PoolNetwork,
-    subnet: str,
+    nodes: NodeNetwork,
     identity: Sequence[str],
 ) -> tuple[str, ...]:
-    """Add the nodes; their addresses in the order of the ranks. `subnet`: the address of the nodes'
-    own; `identity`: those of their service account and its roles."""
+    """Add the nodes; their addresses in the order of the ranks. `nodes`: the network of the first
+    NIC; `identity`: the addresses of their service account and its roles."""
     pool, (account, *roles) = network.pool, identity
     body: Body = {
         "zone": because(pool.zone, "one zone", "cluster.yaml: location.zone"),
         "machine_type": because(pool.machine.name, "the machine", "cluster.yaml: machine"),
         "boot_disk": [_boot_disk(settings, pool)],
-        "network_interface": [*_interfaces(settings, network, subnet)],
+        "network_interface": [*interfaces(settings, network, nodes)],
         "scheduling": [_scheduling(pool)],
-        "reservation_affinity": _reservation(pool, settings.project),
-        "metadata": _metadata(settings.cluster.section_as(GceConfig)),
-        "service_account": because(
-            [{"email": reference(account, "email"), "scopes": SCOPES}],
-            "the nodes' own account; what it may do is decided by its roles",
-        ),
+        "reservation_affinity": reservation_of(pool, settings.project),
+        "metadata": metadata_of(settings.cluster.section_as(GceConfig)),
+        "service_account": account_of(account),
         "labels": labelled(settings.labels),
         "desired_status": because("RUNNING", "`up` starts one that was stopped, or preempted"),
         "allow_stopping_for_update": because(
@@ -84,9 +83,6 @@ def add_instances(
     }
     if (policy := _add_placement(document, settings, pool)) is not None:
         body["resource_policies"] = policy
-    after = list(roles)
-    if settings.creation.private_nodes:
-        after.append("google_compute_router_nat.system")
     return tuple(
         document.add(
             KIND,
@@ -95,43 +91,60 @@ def add_instances(
             name=name,
             location=pool.zone,
             labelled=True,
-            after=after,
+            after=[*roles, *nodes.after],
         )
         for name in node_names(settings.name, pool.nodes)
     )
 
 
-def _boot_disk(settings: GoogleSettings, pool: Pool) -> Body:
+def account_of(address: str) -> Because:
+    """The service account of a node, by its address."""
+    return because(
+        [{"email": reference(address, "email"), "scopes": SCOPES}],
+        "the nodes' own account; what it may do is decided by its roles",
+    )
+
+
+def boot_image_of(settings: GoogleSettings, pool: Pool) -> Because:
+    """The image of the boot disk."""
     given, machine = settings.cluster.section_as(GceConfig).boot_image, pool.machine
     row = boot_image(machine.architecture)
-    image = because(
+    return because(
         given or row.image,
         "with NVIDIA's driver" if given is None else "the image that the config names",
         "cluster.yaml: gce.boot_image" if given else cited(row, "image"),
     )
-    disk, source = machine.boot_disk, "drillyard"
-    if disk is not None:
-        source = cited(machine, "boot_disk")
+
+
+def disk_type_of(machine: Machine) -> Because:
+    """The type of the boot disk."""
+    source = cited(machine, "boot_disk") if machine.boot_disk is not None else "drillyard"
+    why = "a boot disk that the machine can have"
+    return because(machine.boot_disk or DEFAULT_DISK, why, source)
+
+
+def _boot_disk(settings: GoogleSettings, pool: Pool) -> Body:
     return {
         "auto_delete": because(True, "it goes with its node"),
         "initialize_params": [
             {
-                "image": image,
+                "image": boot_image_of(settings, pool),
                 "size": because(
                     settings.creation.disk_gib, "the boot disk", "cluster.yaml: cluster.disk_gib"
                 ),
-                "type": because(
-                    disk or DEFAULT_DISK, "a boot disk that the machine can have", source
-                ),
+                "type": disk_type_of(pool.machine),
                 "labels": labelled(settings.labels),
             }
         ],
     }
 
 
-def _interfaces(settings: GoogleSettings, network: PoolNetwork, subnet: str) -> Iterator[Body]:
+def interfaces(
+    settings: GoogleSettings, network: PoolNetwork, nodes: NodeNetwork
+) -> Iterator[Body]:
+    """The NICs of a node, in their order: first that of the subnet of the nodes."""
     host: Body = {
-        "subnetwork": because(reference(subnet), "the nodes' own subnet"),
+        "subnetwork": because(nodes.subnet, "the subnet of the nodes", nodes.source),
         "nic_type": because("GVNIC", "the network card that GPU machines have"),
     }
     if not settings.creation.private_nodes:
@@ -176,7 +189,8 @@ def _scheduling(pool: Pool) -> Body:
     return body
 
 
-def _reservation(pool: Pool, project: str) -> Because:
+def reservation_of(pool: Pool, project: str) -> Because:
+    """The reservation that nodes are taken from, or none."""
     if not pool.reservations:
         why = "these nodes must not consume a reservation"
         return because([{"type": "NO_RESERVATION"}], why, _CONSUMPTION)
@@ -189,7 +203,8 @@ def _reservation(pool: Pool, project: str) -> Because:
     )
 
 
-def _metadata(section: GceConfig) -> Because:
+def metadata_of(section: GceConfig) -> Because:
+    """Who logs in to a node, and its startup script."""
     found = {"enable-oslogin": "TRUE" if section.os_login else "FALSE"}
     if not section.os_login:
         assert section.identity_file is not None, "refused by login_problems"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 
-from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.facts import cited
 from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gcp.address_ranges import ClusterRanges
 from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.node_network import NodeNetwork, given_network, host_mtu
 from drillyard.provision.gcp.pool_networks import InterfaceNeed
 from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
@@ -21,16 +20,18 @@ _SUBNETS = "only the subnets of this plan, in ranges that are known"
 
 def add_system_network(
     document: TerraformDocument, settings: GoogleSettings, ranges: ClusterRanges
-) -> tuple[str, str]:
-    """The cluster's own VPC and subnet, and NAT for nodes without public addresses; the addresses
-    of both."""
+) -> NodeNetwork:
+    """The cluster's own VPC and subnet, and NAT for nodes without public addresses; or nothing,
+    where the nodes are in a VPC of the user's."""
+    if (given := given_network(settings)) is not None:
+        return given
     name, region = settings.name, settings.region
     body: Body = {
         "name": named(name),
         "auto_create_subnetworks": because(False, _SUBNETS),
         "description": described(name),
         # The same for every machine: where a further pool changed it, the VPC would be replaced.
-        "mtu": because(*_host_mtu(settings.facts)),
+        "mtu": because(*host_mtu(settings.facts)),
     }
     vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
     body = {
@@ -48,9 +49,10 @@ def add_system_network(
     if ranges.pods is not None:
         body["secondary_ip_range"] = _of_pods(ranges)
     subnet = document.add("google_compute_subnetwork", "system", body, name=name, location=region)
+    after: tuple[str, ...] = ()
     if settings.creation.private_nodes:
-        _add_nat(document, name, region, vpc)
-    return vpc, subnet
+        after = (_add_nat(document, name, region, vpc),)
+    return NodeNetwork(reference(vpc), reference(subnet), after=after)
 
 
 def _of_pods(ranges: ClusterRanges) -> list[Body]:
@@ -75,15 +77,8 @@ def _of_pods(ranges: ClusterRanges) -> list[Body]:
     ]
 
 
-def _host_mtu(facts: Catalog) -> tuple[int, str, str]:
-    """The largest frames of the host NICs of any network stack, with the reason and source."""
-    stacks = [each for each in facts.network_stacks.values() if each.networks is not None]
-    mtu, name = max((each.networks.host_mtu or 0, each.name) for each in stacks if each.networks)
-    why = "the frame size of host NICs, as in the VPC of a second one"
-    return mtu, why, cited(facts.network_stack(name), "networks")
-
-
-def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> None:
+def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> str:
+    """The address of the NAT."""
     why = "nodes without public addresses reach images and the hub through it"
     source = "cluster.yaml: cluster.private_nodes"
     router = document.add(
@@ -98,7 +93,7 @@ def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> N
         name=name,
         location=region,
     )
-    document.add(
+    return document.add(
         "google_compute_router_nat",
         "system",
         {

@@ -19,6 +19,7 @@ from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.rules import image_address
 from drillyard.provision.cluster_chart import FIRST_KUBERNETES
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.node_network import network_setting_problems
 from drillyard.provision.gcp.setting_rules import (
     bucket_problems,
     disk_problems,
@@ -44,6 +45,7 @@ def setting_problems(
     yield from project_problems(cluster)
     yield from label_problems(creation)
     yield from bucket_problems(cluster, creation, state_bucket, facts)
+    yield from network_setting_problems(creation.network, creation.ranges, kubernetes=True)
     yield from _directory(cluster)
     image = cluster.image
     if image is not None and (not image.isprintable() or re.fullmatch(r"\S+", image) is None):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from drillyard.config.creation import CreationConfig
 from drillyard.provision.gcp.names import labelled, named
 from drillyard.provision.gcp.node_identity import SCOPES
+from drillyard.provision.gcp.node_network import NodeNetwork
 from drillyard.provision.gcp.project_services import service_address
 from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import (
@@ -30,24 +31,22 @@ _SETTINGS = "cluster.yaml: cluster."
 def add_control_plane(
     document: TerraformDocument,
     settings: GoogleSettings,
-    network: tuple[str, str],
+    network: NodeNetwork,
     identity: Sequence[str],
 ) -> str:
-    """The cluster with its CPU pool; the cluster's address. `network`: the addresses of VPC and
-    subnet; `identity`: those of the nodes' service account and its roles."""
+    """The cluster with its CPU pool; the cluster's address. `identity`: the addresses of the nodes'
+    service account and its roles."""
     creation, region = settings.creation, settings.region
-    vpc, subnet = network
     account, *roles = identity
-    after = [service_address("container.googleapis.com"), *roles]
-    if creation.private_nodes:
-        after.append("google_compute_router_nat.system")
+    after = [service_address("container.googleapis.com"), *roles, *network.after]
+    whose = "its own VPC" if creation.network is None else "the VPC that the config names"
     body: Body = {
         "name": named(settings.name),
         "location": because(
             region, "a regional control plane survives a zone", "cluster.yaml: location.region"
         ),
-        "network": because(reference(vpc), "its own VPC"),
-        "subnetwork": because(reference(subnet), "with ranges for pods and services"),
+        "network": because(network.network, whose, network.source),
+        "subnetwork": because(network.subnet, "with ranges for pods and services", network.source),
         "networking_mode": because("VPC_NATIVE", "pods have addresses of the VPC"),
         "datapath_provider": because(
             "ADVANCED_DATAPATH", "Dataplane V2: additional interfaces and DRANET need it"
@@ -80,11 +79,12 @@ def add_control_plane(
         "ip_allocation_policy": because(
             [
                 {
-                    "cluster_secondary_range_name": "pods",
-                    "services_secondary_range_name": "services",
+                    "cluster_secondary_range_name": network.pods,
+                    "services_secondary_range_name": network.services,
                 }
             ],
             "ranges of the subnet",
+            network.source,
         ),
         "private_cluster_config": because(
             [{"enable_private_nodes": creation.private_nodes, "enable_private_endpoint": False}],

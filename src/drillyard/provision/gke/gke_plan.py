@@ -11,16 +11,23 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cloud_limits import limit
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_chart import cluster_releases, launch_settings
-from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
+from drillyard.provision.cluster_plan import (
+    ClusterPlan,
+    ExistingNetwork,
+    NodeInterface,
+    PlannedResource,
+)
 from drillyard.provision.gcp.address_ranges import (
     ClusterRanges,
     RangeSizes,
     cluster_ranges,
+    pods_prefix,
     range_problems,
 )
 from drillyard.provision.gcp.names import state_bucket_name
 from drillyard.provision.gcp.networks import add_data_networks, add_system_network
 from drillyard.provision.gcp.node_identity import add_node_identity
+from drillyard.provision.gcp.node_network import GKE_AGENT, GOOGLE_ACCOUNT, existing_network
 from drillyard.provision.gcp.place_rules import place_problems
 from drillyard.provision.gcp.pool_networks import (
     InterfaceNeed,
@@ -92,7 +99,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         prices=cluster_prices(pools, creation, facts),
         quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(SERVICES),
-        warnings=tuple(gke_warnings(cluster, creation, region, networks, facts)),
+        warnings=tuple(gke_warnings(settings, networks)),
         fields=tuple(document.fields),
         labels=settings.labels,
         version_needs=tuple(
@@ -104,6 +111,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
             )
         ),
         existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
+        network=_existing_network(settings, sizes),
         releases=cluster_releases(cluster, pools, interfaces, facts),
         launch_settings=launch_settings(cluster, pools),
     )
@@ -135,6 +143,24 @@ def gke_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
         *(each for each in of_pools if each.path not in misplaced),
         *(range_problems(creation.ranges, sizes) if fits else ()),
     ]
+
+
+def _existing_network(settings: GoogleSettings, sizes: RangeSizes) -> ExistingNetwork | None:
+    given = settings.creation.network
+    if given is None:
+        return None
+    assert given.pods and given.services and sizes.max_pods, "refused by network_setting_problems"
+    pods = 2 ** (32 - pods_prefix(sizes.nodes, sizes.max_pods))
+    least = limit("services-prefix").most
+    assert least is not None
+    return existing_network(
+        settings,
+        sizes.addresses,
+        ranges={given.pods: pods, given.services: 2 ** (32 - least)},
+        users=(GOOGLE_ACCOUNT, GKE_AGENT),
+        agents=(GKE_AGENT,),
+        own_firewall=False,
+    )
 
 
 def _range_sizes(

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
-from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cloud_limits import limit, way_of_buying
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gcp.node_network import network_warning
 from drillyard.provision.gcp.pool_networks import PoolNetwork
+from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.gke.pool_rules import version_needs
 from drillyard.provision.gke.versions import version_numbers
 
 HOURS_OF_A_DAY = 24
 
 
-def gke_warnings(
-    cluster: ClusterConfig,
-    creation: CreationConfig,
-    region: str,
-    networks: Sequence[PoolNetwork],
-    facts: Catalog,
-) -> Iterator[str]:
+def gke_warnings(settings: GoogleSettings, networks: Sequence[PoolNetwork]) -> Iterator[str]:
     """The warnings, first those of the whole cluster."""
+    cluster, creation, facts = settings.cluster, settings.creation, settings.facts
+    region = settings.region
     yield (
         "name, location and cluster.ranges cannot be changed later: another value replaces the"
         " cluster"
     )
+    yield from network_warning(settings)
     if creation.authorized_networks:
         yield "cluster.authorized_networks: must contain this machine, or `up` cannot go on"
     bucket = cluster.storage.bucket

@@ -169,6 +169,10 @@ class GoogleApis:
         # The client warns of each refusal itself; it is said once, by who asked.
         logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
 
+    def of_project(self, project: str) -> GoogleApis:
+        """The services as they answer for another project, with the same credentials."""
+        return GoogleApis(project, self._endpoints, self._credentials)
+
     def call(self, service: str, method: str, **parameters: Any) -> dict[str, Any]:
         """The answer of one method (`projects.locations.clusters.list`), as JSON.
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from drillyard.provision.cluster_plan import CLUSTER_LABEL
 from drillyard.provision.google.api import ApiError, GoogleApis
-from drillyard.provision.google.inventory import Gap, Inventory, Thing, path_in
+from drillyard.provision.google.inventory import Inventory, Thing, path_in
 from drillyard.provision.google.listings import LISTINGS, Listing
 from drillyard.provision.google.resource_marks import GKE_NAME_LABEL
+from drillyard.provision.leak_report import Gap
 
 _SERVICE, _METHOD = "cloudasset", "v1.searchAllResources"
 _NAME = re.compile(r"^//(?P<service>[a-z]+)\.googleapis\.com/(?P<rest>.+)$")

@@ -12,7 +12,8 @@ from drillyard.hardware.capacity import Quota
 from drillyard.provision.cluster_plan import ClusterPlan, Pool
 from drillyard.provision.gke.versions import reaches
 from drillyard.provision.google.api import ApiError, GoogleApis
-from drillyard.provision.google.findings import ProjectFinding, known
+from drillyard.provision.google.findings import known
+from drillyard.provision.project_findings import ProjectFinding
 
 _UNLIMITED = -1
 
@@ -323,12 +324,20 @@ def _short_of(
 
 
 def _exists(plan: ClusterPlan, apis: GoogleApis) -> bool:
-    """Whether the cluster, or the network that an interrupted `up` makes first, is there already,
-    so that its own parts are in what is in use."""
+    """Whether the cluster, or what an interrupted `up` makes first, is there already (its network;
+    in a VPC of the user's an account), so that its own parts are in what is in use."""
     name = f"projects/{plan.project}/locations/{plan.region}/clusters/{plan.name}"
     with contextlib.suppress(ApiError):
         apis.call("container", "projects.locations.clusters.get", name=name)
         return True
+    accounts = (each.name for each in plan.resources if each.kind == "google_service_account")
+    if plan.network is not None:
+        for email in accounts:
+            with contextlib.suppress(ApiError):
+                of_account = f"projects/{plan.project}/serviceAccounts/{email}"
+                apis.call("iam", "projects.serviceAccounts.get", name=of_account)
+                return True
+        return False
     with contextlib.suppress(ApiError):
         named = f"name={plan.name}"
         body = apis.call("compute", "networks.list", project=plan.project, filter=named)

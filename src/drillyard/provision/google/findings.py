@@ -1,24 +1,11 @@
-"""What was found about a project before a cluster is made."""
+"""A check of a project by Google's APIs, which may not answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from drillyard.provision.google.api import ApiError
-
-Level = Literal["error", "warning", "unknown"]
-
-
-@dataclass(frozen=True)
-class ProjectFinding:
-    """`error`: `up` would fail. `unknown`: it could not be found out. `fix` is a command or a
-    setting."""
-
-    level: Level
-    what: str
-    fix: str = ""
+from drillyard.provision.project_findings import ProjectFinding
 
 
 def known(what: str, check: Callable[[], Iterator[ProjectFinding]]) -> Iterator[ProjectFinding]:

@@ -15,6 +15,7 @@ from typing import Any
 from drillyard.programs import parallel_map
 from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS, Listing, Part
+from drillyard.provision.leak_report import Gap
 
 _AT_ONCE = 8
 _IN_PROJECT = re.compile(r"(?:^|/)projects/(?P<project>[^/]+)/(?P<path>.+)$")
@@ -71,15 +72,6 @@ class Thing:
                 if found := list(_values(self.body, choice.split("."))):
                     yield from found
                     break
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A list that was not given, or only in part."""
-
-    service: str
-    method: str
-    why: str
 
 
 @dataclass(frozen=True)

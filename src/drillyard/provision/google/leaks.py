@@ -19,17 +19,16 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.assets import Asset, search_assets, things_of_gaps, unlisted
 from drillyard.provision.google.inventory import (
-    Gap,
     Inventory,
     Thing,
     resize_requests,
     take_inventory,
 )
 from drillyard.provision.google.leak_prices import usd_per_day
-from drillyard.provision.google.leak_report import Leak, LeakReport, kind_title
 from drillyard.provision.google.listings import JOB_LISTINGS, LISTINGS, RESIZE_REQUESTS
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.resource_marks import plain_kind, region_of
+from drillyard.provision.leak_report import Gap, Leak, LeakReport, kind_title
 
 _GROUP = "google_compute_instance_group_manager"
 _OF_CONTROLLER = (
@@ -81,20 +80,47 @@ def find_leaks(
     state = _State(owned, plan.state_bucket)
     controller = None if plan.toolkit is None else plan.toolkit.controller
     report = _Report(apis, known, ownership, reasons, things, state, controller)
+    of_host, host_gaps = _rules_of_host(plan, apis, ownership)
     return LeakReport(
         cluster=plan.name,
         project=apis.project,
         leaks=(
             *report.leaks(),
+            *of_host,
             *(_unlisted(each) for each in unlisted(assets, plan.name, rows)),
         ),
         doubtful=tuple(
             report.leak(things[path], why, None) for path, why in sorted(found.doubtful.items())
         ),
-        unknown=(*taken.gaps, *requests.gaps),
+        unknown=(*taken.gaps, *requests.gaps, *host_gaps),
         disabled=taken.disabled,
         reservations=tuple(_reservations(plan, taken)),
     )
+
+
+def _rules_of_host(
+    plan: ClusterPlan, apis: GoogleApis, ownership: Ownership
+) -> tuple[list[Leak], tuple[Gap, ...]]:
+    """Firewall rules in the host project of a shared VPC that GKE made for a cluster which is gone.
+    Nothing else of a cluster is there."""
+    network = plan.network
+    if network is None or network.project == plan.project or not plan.has_kubernetes:
+        return [], ()
+    rows = [row for row in LISTINGS if row.kind == "google_compute_firewall"]
+    taken = take_inventory(apis.of_project(network.project), plan.region, rows)
+    left = [] if ownership.has_cluster else [*taken.things]
+    return [
+        Leak(
+            kind=thing.kind,
+            name=thing.name,
+            location=thing.location,
+            why=f"named by GKE for this cluster, in {network.project}, the host of its VPC",
+            usd_per_day=usd_per_day(thing, catalog()),
+            command=thing.command(network.project),
+        )
+        for thing in left
+        if ownership.is_gke_name(thing.name)
+    ], taken.gaps
 
 
 class _State:

@@ -136,7 +136,7 @@ class Ownership:
         if kind == _DISK and (node := self._instance_of(thing, ours)) is not None:
             return node
         of_nodes = kind in _OF_NODES and "pvc-" not in thing.name
-        if of_nodes or (kind in _OF_CLUSTER and self._is_gke_name(thing.name)):
+        if of_nodes or (kind in _OF_CLUSTER and self.is_gke_name(thing.name)):
             cluster = self._things.get(self._gke_cluster(thing) or "")
             if cluster is not None and cluster.path in ours:
                 pool = f"{cluster.path}/nodePools/{self._pool_of(thing)}"
@@ -152,6 +152,11 @@ class Ownership:
         linked = [self._things[path] for path in self._linked(thing) if path in self._things]
         names = (labels_of(each).get(GKE_POOL_LABEL) for each in (thing, *linked))
         return next((name for name in names if name), None)
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether the GKE cluster of the plan is there."""
+        return self.cluster_path in self._things
 
     def planned(self, thing: Thing) -> list[PlannedResource]:
         """What the plan makes of this kind, name and place."""
@@ -194,7 +199,7 @@ class Ownership:
         if thing.kind == _NETWORK:
             if thing.path in self._networks:
                 return "ours", self._networks[thing.path]
-            return "foreign", ""
+            return (None if self._is_given(thing.path) else "foreign"), ""
         if thing.kind == "google_project_iam_member":
             return self._by_member(thing)
         attached = {path for path in self._linked(thing) if "/networks/" in f"/{path}"}
@@ -205,7 +210,8 @@ class Ownership:
         label = self._by_label(thing)
         if label == "ours":
             return "ours", "labelled as this cluster's"
-        if label == "foreign" or any("/networks/" in f"/{each}" for each in self._links(thing)):
+        networks = [each for each in self._links(thing) if "/networks/" in f"/{each}"]
+        if label == "foreign" or not all(map(self._is_given, networks)):
             return "foreign", ""
         return None, ""
 
@@ -218,11 +224,14 @@ class Ownership:
             return ("ours", "the bucket of Terraform's state") if own else (None, "")
         if self._is_described_otherwise(thing):
             return "foreign", ""
-        if self.planned(thing):
+        if planned := self.planned(thing):
+            # What others have in the user's VPC may have our names, and lacks our label.
+            if any(map(self._is_given, self._links(thing))) and all(e.labelled for e in planned):
+                return None, ""
             return "ours", "named as the plan names it"
         if self._is_described_as_ours(thing):
             return "ours", "described as a part of this cluster"
-        if self._is_gke_name(thing.name):
+        if self.is_gke_name(thing.name):
             return "ours", "named by GKE for this cluster"
         if self._is_placement_of_slurm(thing):
             return "ours", "named by Slurm's controller for nodes of this cluster"
@@ -238,7 +247,8 @@ class Ownership:
             and not self._by_other_place(thing)
         )
 
-    def _is_gke_name(self, name: str) -> bool:
+    def is_gke_name(self, name: str) -> bool:
+        """Whether GKE names so what it makes for this cluster."""
         if not self._is_gke:
             return False
         longer = (
@@ -271,7 +281,7 @@ class Ownership:
 
     def _gke_cluster(self, thing: Thing) -> str | None:
         """The path of the GKE cluster that deletes it."""
-        if (path := self._marked_cluster(thing)) is None and self._is_gke_name(thing.name):
+        if (path := self._marked_cluster(thing)) is None and self.is_gke_name(thing.name):
             return self.cluster_path
         return path
 
@@ -344,7 +354,7 @@ class Ownership:
         """Also of things that are gone: a target pool names nodes that no longer exist."""
         if path in ours or path == self.cluster_path or path in self._networks:
             return True
-        return path not in self._things and self._is_gke_name(_last(path))
+        return path not in self._things and self.is_gke_name(_last(path))
 
     def _used_by(self, ours: Mapping[str, str]) -> Iterator[str]:
         for path in ours:
@@ -401,6 +411,19 @@ class Ownership:
         body = self._plan.terraform.get("resource", {}).get(kind, {}).get(label, {})
         found = body.get("description")
         return found if isinstance(found, str) and "${" not in found else None
+
+    def _is_given(self, address: str) -> bool:
+        """Whether an address is that of the user's VPC, which says nothing of what is attached to
+        it: others are, too."""
+        given = self._plan.network
+        if given is None:
+            return False
+        if given.project == self._plan.project:
+            path = f"global/networks/{given.name}"
+            return path in (address, self._path(address))
+        # Some things name the host by its number.
+        host = rf"projects/(?:{re.escape(given.project)}|[0-9]+)"
+        return bool(re.search(rf"{host}/global/networks/{re.escape(given.name)}$", address))
 
     def _links(self, thing: Thing) -> list[str]:
         """Addresses that it names, as paths; those of other projects as they are."""

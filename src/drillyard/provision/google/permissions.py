@@ -51,6 +51,21 @@ _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
         "roles/compute.instanceAdmin.v1",
         tuple(f"compute.instanceTemplates.{each}" for each in READ_WRITE),
     ),
+    "google_compute_region_instance_template": (
+        "roles/compute.instanceAdmin.v1",
+        tuple(f"compute.instanceTemplates.{each}" for each in (*READ_WRITE, "useReadOnly")),
+    ),
+    "google_compute_instance_group_manager": (
+        "roles/compute.instanceAdmin.v1",
+        (
+            *(f"compute.instanceGroupManagers.{each}" for each in (*READ_WRITE, "update", "use")),
+            *("compute.instances.get", "compute.instanceTemplates.useReadOnly"),
+        ),
+    ),
+    "google_compute_resize_request": (
+        "roles/compute.instanceAdmin.v1",
+        ("compute.instanceGroupManagers.get", "compute.instanceGroupManagers.update"),
+    ),
     "google_compute_image": (
         "roles/compute.instanceAdmin.v1",
         tuple(f"compute.images.{each}" for each in (*READ_WRITE, "useReadOnly")),
@@ -128,9 +143,13 @@ READ_RIGHTS: tuple[str, ...] = tuple(
             "compute.machineTypes.get",
             "compute.machineTypes.list",
             "compute.networkProfiles.get",
+            "compute.networks.get",
+            "compute.networks.getEffectiveFirewalls",
             "compute.projects.get",
             "compute.regions.get",
             "compute.reservations.get",
+            "compute.subnetworks.get",
+            "compute.subnetworks.getIamPolicy",
             "container.clusters.get",
             "resourcemanager.projects.get",
             "serviceusage.quotas.get",

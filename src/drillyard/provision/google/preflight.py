@@ -5,7 +5,7 @@ Nothing is changed. What cannot be found out is said as `unknown`, with the reas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan, PlannedResource
@@ -23,13 +23,15 @@ from drillyard.provision.google.capacity_checks import (
     check_versions,
     check_zones,
 )
-from drillyard.provision.google.findings import ProjectFinding, known
+from drillyard.provision.google.findings import known
 from drillyard.provision.google.inventory import Inventory, Thing, take_inventory
-from drillyard.provision.google.leak_report import kind_title
 from drillyard.provision.google.listings import LISTINGS
+from drillyard.provision.google.network_checks import check_job_network, check_network
 from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.permissions import rights_of
 from drillyard.provision.google.resource_marks import plain_kind
+from drillyard.provision.leak_report import kind_title
+from drillyard.provision.project_findings import ProjectFinding, in_order
 
 FIRST_SERVICES = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
 """Terraform enables the other services by means of these
@@ -45,19 +47,7 @@ def check_project(plan: ClusterPlan, apis: GoogleApis) -> list[ProjectFinding]:
         found = list(_findings(plan, apis))
     except CredentialsError as error:
         return [ProjectFinding("unknown", f"nothing of the project was checked: {error}", LOGIN)]
-    order = ("error", "warning", "unknown")
-    return sorted(dict.fromkeys(found), key=lambda each: order.index(each.level))
-
-
-def findings_text(project: str, findings: Sequence[ProjectFinding]) -> str:
-    """The findings for a person."""
-    if not findings:
-        return f"Project {project} has what the cluster needs."
-    lines = [f"Project {project}:"]
-    for each in findings:
-        lines.append(f"  {each.level}: {each.what}")
-        lines += [f"    {each.fix}"] if each.fix else []
-    return "\n".join(lines)
+    return in_order(found)
 
 
 def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
@@ -72,6 +62,8 @@ def _findings(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     yield from known("network profiles", partial(check_network_profiles, plan, apis))
     yield from known("versions of GKE", partial(check_versions, plan, apis))
     yield from known("network of the jobs", partial(_job_network, plan, apis))
+    yield from known("network of the jobs", partial(check_job_network, plan, apis))
+    yield from known("network of the nodes", partial(check_network, plan, apis))
     yield from known("reservations", partial(check_reservations, plan, apis))
     yield from known("quotas", partial(check_quotas, plan, apis))
     yield from _taken_names(plan, apis)
@@ -186,7 +178,7 @@ def _job_network(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
         yield ProjectFinding(
             "error",
             f"vertex.network: {given} is of another project; the number of {plan.project} is"
-            f" {number}",
+            f" {number} (a shared VPC has another name than the cluster)",
             f"write {right}",
         )
 

@@ -15,6 +15,7 @@ from drillyard.provision.nebius.instances import FILESYSTEM_KIND
 from drillyard.provision.nebius.nebius_plan import LAUNCH_OUTPUT
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
+from drillyard.provision.state_bucket import STATE
 
 _SCRIPT = """\
 #!/bin/sh
@@ -80,16 +81,19 @@ takes it out of the state, and it stays, and is billed. A later cluster uses it 
 """
 
 
-def backend(plan: ClusterPlan) -> dict[str, Any]:
-    """Terraform's backend. The service is not AWS, whose checks are left out."""
+def s3_backend(plan: ClusterPlan, endpoint: str) -> dict[str, Any]:
+    """Terraform's backend. The service is not AWS, whose checks are left out. An `endpoint` of the
+    user's own may have no name below it for each bucket."""
+    own = {} if endpoint == plan.state_endpoint else {"use_path_style": True}
     skipped = ("region_validation", "credentials_validation", "requesting_account_id")
     return {
         "s3": {
             "bucket": plan.state_bucket,
-            "key": f"{plan.name}/default.tfstate",
+            "key": f"{plan.name}/{STATE}",
             "region": plan.region,
-            "endpoints": {"s3": plan.state_endpoint},
+            "endpoints": {"s3": endpoint},
             "use_lockfile": True,
+            **own,
             **{f"skip_{each}": True for each in (*skipped, "metadata_api_check", "s3_checksum")},
         }
     }

@@ -1,6 +1,6 @@
 """Platform `nebius`: its settings in cluster.yaml, and what holds for every such cluster.
 
-The machines are made by Terraform, which writes a config of platform `ssh` for `launch`: nothing is
+The machines are made by Terraform; `up` writes a config of platform `ssh` for `launch`: nothing is
 launched with the file of platform `nebius` itself.
 """
 
@@ -85,7 +85,7 @@ NEBIUS = PlatformFacts(
     provisioner="drillyard.provision.nebius.nebius_plan:nebius_plan",
     provision_rules="drillyard.provision.nebius.nebius_rules:nebius_problems",
     instead_of_launching=(
-        "make its machines with `drillyard cluster plan {file} --output DIR` and `sh DIR/apply.sh`,"
-        " then launch with the file that it writes"
+        "make its machines with `drillyard cluster up {file} --write`, then launch with the file"
+        " that it writes"
     ),
 )

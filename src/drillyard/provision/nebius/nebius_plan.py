@@ -114,13 +114,13 @@ def _warnings(settings: NebiusSettings) -> Iterator[str]:
     yield "name, location and fabric cannot be changed later: another value replaces the nodes"
     yield f"{pool.name}: its {pool.nodes} nodes are billed until they are destroyed, used or not"
     if pool.consumption == "spot":
-        yield f"{pool.name}: Nebius may take spot nodes back; the next apply starts those again"
+        yield f"{pool.name}: Nebius may take spot nodes back; the next up starts those again"
     if pool.nodes > 1 and fabric_of(settings) is None:
         yield f"{pool.name}: no InfiniBand joins its nodes: a step waits for Ethernet"
     if section.filesystem_gib is not None:
         yield (
-            f"{FILESYSTEM_KIND}.shared: Terraform does not destroy it while its lifecycle says"
-            " prevent_destroy: it has the runs' data"
+            f"{FILESYSTEM_KIND}.shared: it has the runs' data: down keeps it, and Terraform does"
+            " not destroy it while its lifecycle says prevent_destroy"
         )
     if section.filesystem is not None:
         yield f"nebius.filesystem: {section.filesystem} must exist in the project and its region"

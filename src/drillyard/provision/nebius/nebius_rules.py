@@ -34,7 +34,7 @@ _MOUNT = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _NOT_HERE = (
     *("version", "release_channel", "cpu_pool", "max_pods_per_node", "gpu_driver", "images"),
     *("compact_placement", "existing_bucket", "bucket_location", "bucket_keep_versions"),
-    *("bucket_recover_days", "registry", "deletion_protection"),
+    *("bucket_recover_days", "registry", "deletion_protection", "network"),
 )
 """Keys of `cluster:` that a GPU cluster of Nebius does not have."""
 

@@ -18,10 +18,23 @@ from drillyard.hardware.cluster_toolkit import slurm_machines, toolkit_release
 from drillyard.hardware.facts import cited
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.plan_files import ExplainedField
-from drillyard.provision.gcp.names import described
 from drillyard.provision.terraform_document import Body, because
 from drillyard.provision.toolkit import scripts
+from drillyard.provision.toolkit.accounts import (
+    CONTROLLER,
+    NODES,
+    account_of,
+    add_accounts,
+    bucket_viewers,
+)
 from drillyard.provision.toolkit.blueprint_document import BlueprintDocument
+from drillyard.provision.toolkit.networks import (
+    PRIVATE,
+    add_data_networks,
+    add_network,
+    home_connection,
+    image_network,
+)
 from drillyard.provision.toolkit.nodeset import SUSPEND_SECONDS, add_nodes, nodeset_settings
 from drillyard.provision.toolkit.settings import CONTROLLER_DISK, HOME, LOGIN, SlurmCluster
 from drillyard.provision.toolkit.slurm_conf import SCHEDULER_PARAMETERS, slurm_conf
@@ -29,10 +42,7 @@ from drillyard.provision.toolkit.slurm_conf import SCHEDULER_PARAMETERS, slurm_c
 IMAGE_MACHINE = "n2-standard-16"
 BASE, IMAGE, CLUSTER = "base", "image", "cluster"
 TERRAFORM_GROUPS = (BASE, CLUSTER)
-_VPC = "modules/network/vpc"
 _STARTUP = "modules/scripts/startup-script"
-_PRIVATE = "cluster.yaml: cluster.private_nodes"
-_RANGES = "cluster.yaml: cluster.ranges"
 _VARIABLES = "/var/tmp/slurm_vars.json"  # noqa: S108 - on the machine that builds the image
 _IMAGE = "$(vars.instance_image)"
 
@@ -51,18 +61,21 @@ def slurm_blueprint(slurm: SlurmCluster) -> Blueprint:
     """The documents of a cluster that the rules allow."""
     document = BlueprintDocument(slurm.settings.name)
     document.start_group(BASE)
-    _add_network(document, slurm)
+    add_network(document, slurm)
+    add_accounts(document)
     _add_image_script(document, slurm)
     document.start_group(IMAGE)
     family = _add_image(document, slurm)
     document.start_group(CLUSTER)
-    used, networks = _add_data_networks(document, slurm)
+    used, networks = add_data_networks(document, slurm)
     home = _add_home(document, slurm)
     startup = _add_node_startup(document, slurm)
     body = nodeset_settings(slurm, networks)
-    partition = add_nodes(document, slurm, ["network", *used, *startup], body)
+    nodes = ["network", *used, *startup, account_of(NODES)]
+    partition = add_nodes(document, slurm, nodes, body)
     _add_login(document, slurm)
-    _add_controller(document, slurm, ["network", partition, "login", home])
+    head = ["network", partition, "login", home, account_of(CONTROLLER)]
+    _add_controller(document, slurm, head)
     return Blueprint(
         document.as_value(), _deployment(slurm, family), family, tuple(document.fields)
     )
@@ -84,46 +97,6 @@ def _deployment(slurm: SlurmCluster, family: str) -> dict[str, Any]:
             "instance_image": {"project": settings.project, "family": family},
         },
     }
-
-
-def _vpc(slurm: SlurmCluster, name: str, address_range: Any, mtu: int | None) -> Body:
-    subnet = {
-        "subnet_name": name,
-        "subnet_region": slurm.settings.region,
-        "subnet_ip": str(address_range),
-        "subnet_private_access": "true",
-    }
-    body: Body = {
-        "network_name": because(name, "the cluster's name, and what it is", "cluster.yaml: name"),
-        "network_description": described(slurm.settings.name),
-        "subnetworks": because([subnet], "one subnet, in the cluster's region", _RANGES),
-        "enable_internal_traffic": because(True, "agents and ranks open ports as they need them"),
-    }
-    if mtu is not None:
-        body["mtu"] = because(mtu, "the largest packets of the NICs", _mtu_source(slurm))
-    return body
-
-
-def _mtu_source(slurm: SlurmCluster) -> str:
-    return slurm.network.interfaces[0].source
-
-
-def _add_network(document: BlueprintDocument, slurm: SlurmCluster) -> None:
-    creation, (nodes, _, _) = slurm.settings.creation, slurm.ranges()
-    private = creation.private_nodes
-    mtu = next((each.mtu for each in slurm.host or slurm.data), None)
-    body = _vpc(slurm, slurm.settings.name, nodes, mtu)
-    body |= {
-        "enable_iap_ssh_ingress": because(private, "logins through Google's tunnel", _PRIVATE),
-        "enable_cloud_router": because(private, "NAT needs a router", _PRIVATE),
-        "enable_cloud_nat": because(private, "how private nodes reach the internet", _PRIVATE),
-        "allowed_ssh_ip_ranges": because(
-            list(creation.authorized_networks),
-            "who may reach the nodes by ssh",
-            "cluster.yaml: cluster.authorized_networks",
-        ),
-    }
-    document.add("network", _VPC, body)
 
 
 def _runner(kind: str, name: str, content: str) -> dict[str, str]:
@@ -160,6 +133,7 @@ def _add_image_script(document: BlueprintDocument, slurm: SlurmCluster) -> None:
                 {"enabled": True, "world_writable": True}, "daemons of network stacks run in it"
             ),
             "runners": because(runners, why, cited(release, "slurm_gcp")),
+            "bucket_viewers": bucket_viewers(),
         },
     )
 
@@ -189,76 +163,14 @@ def _add_image(document: BlueprintDocument, slurm: SlurmCluster) -> str:
                 "cluster.yaml: cluster.disk_gib",
             ),
             "omit_external_ip": because(
-                slurm.settings.creation.private_nodes, "as the nodes", _PRIVATE
+                slurm.settings.creation.private_nodes, "as the nodes", PRIVATE
             ),
+            **image_network(slurm),
         },
-        use=["network", "image-script"],
+        use=["network", "image-script", account_of(NODES)],
         kind="packer",
     )
     return family
-
-
-def _add_data_networks(
-    document: BlueprintDocument, slurm: SlurmCluster
-) -> tuple[list[str], str | None]:
-    """The modules whose networks the nodes use, and the expression of the others."""
-    _, host_range, data_range = slurm.ranges()
-    if not slurm.data:
-        return [], None
-    name, data = slurm.settings.name, slurm.data
-    if data[0].profile is None:
-        document.add(
-            "gpu-networks",
-            "modules/network/multivpc",
-            {
-                "network_name_prefix": because(f"{name}-gpu", "one VPC for each data NIC"),
-                "network_description": described(name),
-                "network_count": because(len(data), "data NICs", data[0].source),
-                "global_ip_address_range": because(str(data_range), "all of them", _RANGES),
-                "subnetwork_cidr_suffix": because(slurm.data_prefix, "of each VPC", _RANGES),
-                "mtu": because(data[0].mtu, "the largest packets of the NICs", data[0].source),
-            },
-        )
-        return ["gpu-networks"], None
-    if host_range is not None:
-        document.add(
-            "host-network", _VPC, _vpc(slurm, f"{name}-host", host_range, slurm.host[0].mtu)
-        )
-    project = slurm.settings.project
-    profile = f"projects/{project}/global/networkProfiles/{data[0].profile}"
-    document.add(
-        "rdma-network",
-        "modules/network/gpu-rdma-vpc",
-        {
-            "network_name": because(f"{name}-rdma", "one VPC for all data NICs"),
-            "network_description": described(name),
-            "network_profile": because(
-                f"https://www.googleapis.com/compute/beta/{profile}",
-                "RDMA, with the MTU and without firewall rules",
-                data[0].source,
-            ),
-            "network_routing_mode": because("REGIONAL", "one region"),
-            "subnetworks_template": because(
-                {
-                    "name_prefix": f"{name}-rdma",
-                    "count": len(data),
-                    "ip_range": str(data_range),
-                    "region": slurm.settings.region,
-                },
-                "a subnet for each data NIC",
-                data[0].source,
-            ),
-        },
-    )
-    interfaces = "rdma-network.subnetwork_interfaces"
-    if host_range is None:
-        return [], f"$({interfaces})"
-    second = (
-        "network=null, subnetwork=host-network.subnetwork_self_link,"
-        ' subnetwork_project=vars.project_id, nic_type="GVNIC", queue_count=null, network_ip="",'
-        " stack_type=null, access_config=[], ipv6_access_config=[], alias_ip_range=[]"
-    )
-    return [], f"$(concat([{{{second}}}], {interfaces}))"
 
 
 def _add_home(document: BlueprintDocument, slurm: SlurmCluster) -> str:
@@ -275,6 +187,7 @@ def _add_home(document: BlueprintDocument, slurm: SlurmCluster) -> str:
                 "size_gb": size,
                 "local_mount": mount,
                 "mount_options": because("defaults,hard", "a run waits for a slow server"),
+                **home_connection(slurm),
                 "deletion_protection": because(
                     {"enabled": protected, "reason": "data of runs"},
                     "whether it can be deleted",
@@ -283,7 +196,10 @@ def _add_home(document: BlueprintDocument, slurm: SlurmCluster) -> str:
             },
             use=["network"],
         )
-    document.add("private-access", "modules/network/private-service-access", {}, use=["network"])
+    connection, use = home_connection(slurm), ["network"]
+    if not connection:
+        source = "modules/network/private-service-access"
+        use.append(document.add("private-access", source, {}, use=["network"]))
     return document.add(
         "home",
         "modules/file-system/managed-lustre",
@@ -295,8 +211,9 @@ def _add_home(document: BlueprintDocument, slurm: SlurmCluster) -> str:
             ),
             "local_mount": mount,
             "remote_mount": because("lustrefs", "the name of the file system"),
+            **connection,
         },
-        use=["network", "private-access"],
+        use=use,
     )
 
 
@@ -316,7 +233,9 @@ def _add_node_startup(document: BlueprintDocument, slurm: SlurmCluster) -> list[
             "the libraries of the network stack, where runs look for them",
             cited(stack, "images"),
         )
-    return [document.add("node-startup", _STARTUP, body)] if body else []
+    if not body:
+        return []
+    return [document.add("node-startup", _STARTUP, {**body, "bucket_viewers": bucket_viewers()})]
 
 
 def _add_login(document: BlueprintDocument, slurm: SlurmCluster) -> None:
@@ -337,10 +256,10 @@ def _add_login(document: BlueprintDocument, slurm: SlurmCluster) -> None:
                 "cluster.yaml: cluster.disk_gib",
             ),
             "enable_login_public_ips": because(
-                not slurm.settings.creation.private_nodes, "how one logs in", _PRIVATE
+                not slurm.settings.creation.private_nodes, "how one logs in", PRIVATE
             ),
         },
-        use=["network"],
+        use=["network", account_of(LOGIN)],
     )
 
 
@@ -361,7 +280,7 @@ def _add_controller(document: BlueprintDocument, slurm: SlurmCluster, use: list[
             creation.disk_gib, "not smaller than the image", "cluster.yaml: cluster.disk_gib"
         ),
         "enable_controller_public_ips": because(
-            not creation.private_nodes, "as the nodes", _PRIVATE
+            not creation.private_nodes, "as the nodes", PRIVATE
         ),
         "enable_cleanup_compute": because(True, "nodes that jobs asked for go with the cluster"),
         "enable_slurm_auth": because(True, "Slurm's own key in place of munge"),

@@ -13,13 +13,16 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.provision.cluster_plan import (
     ClusterPlan,
+    ExistingNetwork,
     PlannedResource,
     ToolkitDeployment,
 )
 from drillyard.provision.gcp.address_ranges import range_problems
+from drillyard.provision.gcp.node_network import existing_network, is_shared, network_warning
 from drillyard.provision.gcp.place_rules import place_problems
 from drillyard.provision.gcp.settings import read_settings
 from drillyard.provision.pools import read_pools
+from drillyard.provision.toolkit.accounts import CONTROLLER, ROLES, account_email, account_of
 from drillyard.provision.toolkit.blueprint import TERRAFORM_GROUPS, slurm_blueprint
 from drillyard.provision.toolkit.deployment_files import deployment_files
 from drillyard.provision.toolkit.settings import HOME, SlurmCluster, read_slurm_cluster
@@ -47,7 +50,8 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     if settings.creation.private_nodes:
         services.append(_IAP)
     nodes, host, data = slurm.ranges()
-    ranges = {settings.name: nodes, f"{settings.name}-host": host, f"{settings.name}-data": data}
+    own = nodes if settings.creation.network is None else None
+    ranges = {settings.name: own, f"{settings.name}-host": host, f"{settings.name}-data": data}
     return ClusterPlan(
         name=cluster.name,
         platform=cluster.platform,
@@ -64,6 +68,7 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         warnings=tuple(_warnings(slurm)),
         fields=made.fields,
         labels=settings.labels,
+        network=_existing_network(slurm),
         launch_settings={cluster.platform: _launch_section(slurm)},
         toolkit=ToolkitDeployment(
             files=deployment_files(slurm, made, services),
@@ -73,6 +78,17 @@ def slurm_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
             further_kinds=tuple(_further_kinds(slurm)),
             network_profile=slurm.data[0].profile if slurm.data else None,
         ),
+    )
+
+
+def _existing_network(slurm: SlurmCluster) -> ExistingNetwork | None:
+    project, given = slurm.settings.project, slurm.settings.creation.network
+    shared = given is not None and is_shared(given, project)
+    return existing_network(
+        slurm.settings,
+        slurm.range_sizes.addresses,
+        users=(f"serviceAccount:{account_email(slurm.settings.name, CONTROLLER, project)}",),
+        needs_peering=shared or slurm.own.home == "lustre",
     )
 
 
@@ -107,9 +123,17 @@ def _resources(slurm: SlurmCluster, family: str) -> Iterator[PlannedResource]:
     yield PlannedResource(
         "", "google_storage_bucket", slurm.state_bucket, region, True, made_by="drillyard"
     )
-    yield one("network", "google_compute_network", name, None, False)
-    if slurm.settings.creation.private_nodes:
-        yield one("network", "google_compute_router_nat", f"{name} (one)", region, False)
+    if slurm.settings.creation.network is None:
+        yield one("network", "google_compute_network", name, None, False)
+        if slurm.settings.creation.private_nodes:
+            yield one("network", "google_compute_router_nat", f"{name} (one)", region, False)
+    for whose, roles in ROLES.items():
+        email = account_email(name, whose, slurm.settings.project)
+        module = account_of(whose)
+        yield one(module, "google_service_account", email, None, False)
+        for role in roles:
+            called = f"roles/{role} serviceAccount:{email}"
+            yield one(module, "google_project_iam_member", called, None, False)
     yield one("slurm-image", "google_compute_image", f"{family} (family)", None, True)
     if slurm.host:
         yield one("host-network", "google_compute_network", f"{name}-host", None, False)
@@ -134,10 +158,13 @@ def _resources(slurm: SlurmCluster, family: str) -> Iterator[PlannedResource]:
 
 def _further_kinds(slurm: SlurmCluster) -> Iterator[str]:
     """Of what the modules make that has no name of its own in the plan."""
-    kinds = ["subnetwork", "firewall", "instance_template"]
-    if slurm.settings.creation.private_nodes:
+    kinds, own = ["instance_template"], slurm.settings.creation.network is None
+    if own or slurm.data:
+        kinds += ["subnetwork", "firewall"]
+    if own and slurm.settings.creation.private_nodes:
         kinds += ["router", "address"]
-    if slurm.own.home == "lustre":
+    yield "google_storage_bucket_iam_member"
+    if own and slurm.own.home == "lustre":
         kinds.append("global_address")
         yield "google_service_networking_connection"
     yield from (f"google_compute_{each}" for each in kinds)
@@ -167,9 +194,20 @@ def _warnings(slurm: SlurmCluster) -> Iterator[str]:
     else:
         yield f"{pool.name}: its {pool.nodes} nodes are billed until they are removed, used or not"
     yield f"{HOME}: all data of runs is on it, and is deleted with the cluster"
+    control = account_email(name, CONTROLLER, slurm.settings.project)
     yield (
-        f"controller, login and nodes act as the project's default Compute Engine service account:"
-        f" who can run jobs on {name} can do what it may do"
+        f"{control}: may use any service account of the project, as the toolkit has no narrower"
+        f" role; jobs on {name} act as another one, which may write logs and metrics alone"
     )
+    network = slurm.settings.creation.network
+    yield from network_warning(slurm.settings)
+    if network is not None and is_shared(network, slurm.settings.project):
+        yield (
+            f"cluster.network: no node comes before the controller's account may use the subnet."
+            f" Once `up` has made the account: gcloud compute networks subnets"
+            f" add-iam-policy-binding {network.subnet} --project={network.project}"
+            f" --region={slurm.settings.region} --member=serviceAccount:{control}"
+            " --role=roles/compute.networkUser"
+        )
     if not slurm.settings.creation.private_nodes:
         yield "cluster.authorized_networks: must contain this machine, or no run can be launched"

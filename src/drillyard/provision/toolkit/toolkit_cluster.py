@@ -18,11 +18,12 @@ from typing import Any
 from drillyard.errors import UnreachableError, UserError
 from drillyard.formatting import plural
 from drillyard.launch.agent.state_file import json_object
+from drillyard.provision.clouds import state_bucket
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, held_state
 from drillyard.provision.provider_errors import kind_of
-from drillyard.provision.state_bucket import StateBucket, remove_state_bucket
-from drillyard.provision.state_lock import LOCK, HeldLock, read_lock
+from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.state_lock import HeldLock, read_lock
 from drillyard.provision.terraform_engine import remove_empty_directories, working_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.toolkit.blueprint import BASE, IMAGE
@@ -41,7 +42,7 @@ def deploy(request: Request, stages: Stages, program: GclusterProgram) -> Mappin
     Raises UserError."""
     plan = request.plan
     settings = stages.login_settings(plan)
-    bucket = StateBucket(plan)
+    bucket = state_bucket(plan)
     with held_state(request, bucket) as (require_lock, released):
         _release_locks(request, bucket, released)
         _guard_jobs(request, stages, bucket)
@@ -64,9 +65,9 @@ def take_down_deployment(
     plan = request.plan
     program = find_gcluster()
     stages.require_programs(plan)
-    bucket = StateBucket(plan)
+    bucket = state_bucket(plan)
     if bucket.find() is None:
-        request.report(f"gs://{plan.state_bucket}: there is no such bucket, so no state")
+        request.report(f"{bucket.title}: there is no such bucket, so no state")
         _remove_left(request, stages, LEFT_AT_LAST)
         return
     with held_state(request, bucket) as (require_lock, released):
@@ -84,8 +85,8 @@ def take_down_deployment(
             _destroy(request, stages, bucket, program, pause_seconds)
         _remove_left(request, stages, LEFT_AT_LAST)
         require_lock()
-        if (why := remove_state_bucket(plan)) is not None:
-            request.report(f"gs://{plan.state_bucket} stays: {why}")
+        if (why := bucket.remove()) is not None:
+            request.report(f"{bucket.title} stays: {why}")
 
 
 def _gcluster(request: Request, program: GclusterProgram) -> Gcluster:
@@ -169,7 +170,7 @@ def _release_locks(request: Request, bucket: StateBucket, released: Sequence[Hel
     plan = request.plan
     assert plan.toolkit is not None
     for group in plan.toolkit.groups:
-        name = f"{_place(plan, group)}/{LOCK}"
+        name = f"{_place(plan, group)}/{bucket.lock}"
         held = read_lock(bucket, name)
         if held is None:
             continue
@@ -183,7 +184,7 @@ def _release_locks(request: Request, bucket: StateBucket, released: Sequence[Hel
                 f" {held.text}\nWhere that process is gone, release its lock: {request.command}"
                 f" --unlock {held.id}"
             )
-        bucket.delete(name, int(held.id))
+        bucket.delete(name, held.id)
         request.report(f"released the lock of {held.text} on the state of {group}")
 
 

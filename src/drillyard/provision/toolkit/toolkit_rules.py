@@ -12,6 +12,7 @@ from drillyard.errors import NotFoundError
 from drillyard.hardware.cluster_toolkit import nodeset_rules, slurm_machines, toolkit_release
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.provision.gcp.machine_rules import machine_problems
+from drillyard.provision.gcp.node_network import network_setting_problems
 from drillyard.provision.gcp.placement import placement_problem
 from drillyard.provision.gcp.reservation_rules import reservation_problems
 from drillyard.provision.gcp.setting_rules import (
@@ -63,6 +64,7 @@ def _settings(slurm: SlurmCluster) -> Iterator[Problem]:
     yield from label_problems(creation)
     yield from kubernetes_only_problems(creation)
     yield from access_problems(creation)
+    yield from network_setting_problems(creation.network, creation.ranges, kubernetes=False)
     yield from disk_problems(creation, {"the nodes": slurm.pool.machine.boot_disk})
     bucket = cluster.storage.bucket
     if bucket is not None:

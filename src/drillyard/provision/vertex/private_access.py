@@ -18,13 +18,12 @@ from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.launch.vertex.config import VertexConfig
 from drillyard.provision.gcp.names import described, named
+from drillyard.provision.gcp.node_network import PEERING
 from drillyard.provision.gcp.project_services import service_address
 from drillyard.provision.gcp.settings import GoogleSettings
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 SERVICE = "servicenetworking.googleapis.com"
-PEERING = "servicenetworking-googleapis-com"
-"""The peering of a VPC with Google's services: each VPC has one."""
 DEFAULT_PREFIX = 16
 LONGEST_PREFIX = 21
 """What the service recommends, and the smallest range of one job with some nodes

@@ -86,6 +86,7 @@ def vertex_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         fields=tuple(document.fields),
         labels=settings.labels,
         existing_bucket=cluster.storage.bucket if settings.creation.existing_bucket else None,
+        job_network=_given_network(cluster),
         launch_settings=_launch_settings(cluster),
         job_service=service_of(cluster),
     )
@@ -145,6 +146,12 @@ def _render(
     add_bucket_access(document, settings, bucket, member, "jobs")
     if settings.creation.registry:
         add_registry(document, settings)
+
+
+def _given_network(cluster: ClusterConfig) -> str:
+    """The VPC of the user's, also a shared one; empty where there is none."""
+    network = cluster.section_as(VertexConfig).network
+    return "" if network is None or makes_network(cluster) else network
 
 
 def _launch_settings(cluster: ClusterConfig) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _OF_NODES = {
     **dict.fromkeys(("gpu_driver", "images", "compact_placement", "deletion_protection"), ""),
     **dict.fromkeys(("private_nodes", "authorized_networks"), ""),
     "disk_gib": "; the boot disks of jobs are vertex.boot_disk_gb",
+    "network": "; the VPC of jobs is vertex.network: projects/NUMBER/global/networks/NAME",
     "pools": "; a file of its own, with another name, is for each further machine or way of buying",
 }
 """Keys of `cluster:` that only clusters with nodes have, each with what to write instead."""

@@ -26,6 +26,7 @@ from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, Program
 from drillyard.launch.remote_files import print_notices
 from drillyard.launch.submission import plan_requests
+from drillyard.launch.sync_archive import carried_list
 from drillyard.plan_files import PlanFile
 from drillyard.programs import Programs, Result, archive
 from drillyard.supervise.process_identity import Process, this_process
@@ -221,7 +222,7 @@ def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(
         (here / name).unlink()
     carry()
     left = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
-    assert left == {"odd name\twith\nbreaks.py", "theirs.txt", ".drillyard-carried"}
+    assert left == {"odd name\twith\nbreaks.py", "theirs.txt", carried_list(str(here))}
     assert (there / ".venv").is_dir()
 
 

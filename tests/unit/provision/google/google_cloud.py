@@ -64,6 +64,9 @@ class GoogleCloud:
     billing: bool = True
     project: Body | None = field(default_factory=lambda: {"state": "ACTIVE"})
     server_config: Body = field(default_factory=dict)
+    host: str = ""
+    """The host project of a shared VPC that the project is attached to."""
+    host_bindings: list[Body] = field(default_factory=list)
     stale_assets: list[Body] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     email: str = "ann@example.com"
@@ -101,6 +104,11 @@ class GoogleCloud:
             return {"kind": "compute#operation", "status": "DONE"}
         if service == "oslogin":
             return self.things.get((service, path))
+        host = re.match(r"compute/v1/projects/([^/]+)(/.*)?$", path)
+        if service == "compute" and host and host[1] != PROJECT:
+            return self._host(host[1], (host[2] or "").strip("/"), query, body)
+        if service == "compute" and path.endswith("/getXpnHost"):
+            return {"name": self.host} if self.host else {}
         if service == "compute":
             return self._compute(path.removeprefix(f"compute/v1/projects/{PROJECT}"), query)
         if service == "storage":
@@ -121,7 +129,26 @@ class GoogleCloud:
             path = path.removeprefix("dns/")
         return self._listed(service, path, query)
 
+    def _host(self, project: str, path: str, query: Mapping[str, str], body: Body) -> Any:
+        """Another project, whose things are below `projects/NAME/` and whose rights are all."""
+        own = f"projects/{project}/{path}"
+        if path.endswith("/testIamPermissions"):
+            asked = body["permissions"]
+            granted = asked if self.permissions is None else sorted(self.permissions & set(asked))
+            return {"permissions": granted}
+        if path == "":
+            return {"quotas": self.quotas.get(project, [])}
+        if ("compute", own) in self.things:
+            return self.things["compute", own]
+        if path.endswith("/getIamPolicy"):
+            return {"bindings": self.host_bindings}
+        if re.fullmatch("global/[^/]+|regions/[^/]+/[^/]+", path):
+            return self._page(self._below("compute", own), "items", query, "global")
+        return None
+
     def _project(self, path: str, body: Body) -> Any:
+        if path.endswith(":getIamPolicy") and f"projects/{self.host}:" in path:
+            return {"bindings": self.host_bindings}
         if path.endswith(":getIamPolicy"):
             return {"bindings": self.bindings, "version": 3}
         if path.endswith(":testIamPermissions"):

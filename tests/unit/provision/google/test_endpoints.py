@@ -17,7 +17,7 @@ from drillyard.provision.google.endpoints import (
     endpoints,
     require_terraform_endpoints,
 )
-from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.google.state_bucket import GoogleStateBucket
 from drillyard.provision.terraform_engine import engine_environment
 
 LOCAL, PRIVATE = "http://127.0.0.1:4443", "https://{service}-lab.p.googleapis.com"
@@ -47,7 +47,7 @@ def test_a_private_endpoint_is_that_of_all_clients(
     monkeypatch.setenv(ENDPOINT_VARIABLE, PRIVATE)
     made = dict[str, object]()
     monkeypatch.setattr(storage, "Client", lambda **options: made.update(options))
-    StateBucket(plan(tmp_path, config()))
+    GoogleStateBucket(plan(tmp_path, config()))
     assert made["client_options"] == {"api_endpoint": "https://storage-lab.p.googleapis.com"}
     assert "credentials" not in made
     found = engine_environment("token")

@@ -17,9 +17,9 @@ from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis, google_apis
 from drillyard.provision.google.capacity_checks import check_reservations
-from drillyard.provision.google.findings import ProjectFinding
 from drillyard.provision.google.permissions import _NEEDED, READ_RIGHTS, rights_of
 from drillyard.provision.google.preflight import check_project
+from drillyard.provision.project_findings import ProjectFinding
 from drillyard.provision.provisioner import plan_cluster
 
 ZONE = "us-central1-b"

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.provision.clusters import config, plan
 
 from drillyard.cli.main import main
-from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.google.state_bucket import GoogleStateBucket
 
 ENDPOINT, EMULATOR = "DRILLYARD_GOOGLE_ENDPOINT", "STORAGE_EMULATOR_HOST"
 LOCAL, PRIVATE = "http://127.0.0.1:9", "https://{service}-lab.p.googleapis.com"
@@ -23,7 +23,7 @@ def test_the_state_is_where_leaks_looks_for_it(
     monkeypatch.delenv(EMULATOR, raising=False)
     made = dict[str, object]()
     monkeypatch.setattr(storage, "Client", lambda **options: made.update(options))
-    StateBucket(plan(tmp_path, config()))
+    GoogleStateBucket(plan(tmp_path, config()))
     assert made.get("client_options") == {"api_endpoint": "https://storage-lab.p.googleapis.com"}
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from drillyard.formatting import plural
-from drillyard.provision.google.inventory import Gap
 
 NONE, SOME, UNKNOWN = 0, 1, 3
+_PROVIDER = re.compile(r"^google_(?:compute_)?|^nebius_[a-z0-9]+_v\d+_")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A list that was not given, or only in part."""
+
+    service: str
+    method: str
+    why: str
 
 
 @dataclass(frozen=True)
 class Leak:
     """One thing that is left. `usd_per_day` None: no price is known. `command` deletes it;
-    `deleted_with`: it does so by deleting this other leak. Empty: gcloud has none, or it would
-    delete data, and `why` has it."""
+    `deleted_with`: it does so by deleting this other leak. Empty: there is none, or it would delete
+    data, and `why` has it."""
 
     kind: str
     name: str
@@ -74,7 +84,7 @@ class LeakReport:
 
 def kind_title(kind: str) -> str:
     """Terraform's name of a kind in words: `router nat`."""
-    return kind.removeprefix("google_").removeprefix("compute_").replace("_", " ")
+    return _PROVIDER.sub("", kind, count=1).replace("_", " ")
 
 
 def _lines(report: LeakReport) -> Iterator[str]:
