@@ -20,8 +20,8 @@ SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 
 
 def scripts_of(plan: ClusterPlan) -> Iterator[str]:
-    """The scripts of a plan's directory, and those within its blueprint; `make lint` checks those of
-    charts, which are parts of others."""
+    """The scripts of a plan's directory, and those within its blueprint. `make lint` checks those
+    of charts, which are parts of others."""
     for path, (text, _) in plan_directory(plan, ()).items():
         if path.endswith(".sh") and "/" not in path:
             yield text

@@ -218,6 +218,7 @@ def test_slurm_conf_is_what_a_launch_relies_on() -> None:
     assert settings["ProctrackType"] == "proctrack/cgroup"
     assert settings["AccountingStorageType"] == "accounting_storage/slurmdbd"
     assert settings["ReturnToService"] == "2"
+    assert settings["AuthInfo"] == "cred_expire=120"
     assert settings["AccountingStoreFlags"] == "job_comment"
     assert [each.result for each in settings_findings(settings)] == ["ok"]
     keys = [line.partition("=")[0] for line in text.splitlines() if "=" in line and line[0] != "#"]
@@ -232,6 +233,7 @@ def test_a_node_that_does_not_come_is_given_up_and_can_be_asked_for_again(tmp_pa
     assert int(conf["SuspendTimeout"]) == cloud["suspend_timeout"] > 0
     assert conf["OverSubscribe"] == "EXCLUSIVE"
     assert cloud["prolog_flags"] == "Alloc,Contain"
+    assert "nohold_on_prolog_fail" in cloud["scheduler_parameters"]
 
 
 def test_home_is_shared_by_all_nodes(tmp_path: Path) -> None:

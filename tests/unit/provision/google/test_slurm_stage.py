@@ -101,6 +101,8 @@ def test_the_login_is_that_of_os_login(cloud: GoogleCloud, slurm: ClusterPlan) -
     assert section["directory"] == "/home/ann_example_com/project"
     written = Path(section["config_file"]).read_text()
     assert "start-iap-tunnel train-login-001" in written
+    assert f"HostName train-login-001.{PROJECT}\n" in written
+    assert "StrictHostKeyChecking accept-new" in written and "/known_hosts" in written
     assert Path(section["config_file"]).stat().st_mode & 0o77 == 0
 
 
