@@ -28,6 +28,7 @@ LONGEST_FIRST = [
     "kubernetes/test_queue.py",
     "kubernetes/test_image.py",
     "acceptance/test_lost_nodes.py",
+    "provision/test_slurm_life.py",
     "provision/test_hosts_life.py",
 ]
 """Files of minutes: what begins last should end soon after the rest."""

@@ -32,7 +32,7 @@ from drillyard.safe_files import (
 _OF_GOOGLE, _OF_NEBIUS = "google_compute_instance", "nebius_compute_v1_instance"
 HOST_KINDS = (_OF_GOOGLE, _OF_NEBIUS)
 _MADE_BY = "# Made by `drillyard cluster up`"
-_CONFIG, _KNOWN_HOSTS = "config", "known_hosts"
+CONFIG, KNOWN_HOSTS = "config", "known_hosts"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def launch_values_of_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> dict
     values["ssh"] = {
         "hosts": [each.name for each in hosts],
         **values["ssh"],
-        "config_file": str(ssh_directory(plan) / _CONFIG),
+        "config_file": str(ssh_directory(plan) / CONFIG),
         "rendezvous_host": hosts[0].address,
     }
     return values
@@ -121,7 +121,7 @@ def ssh_directory(plan: ClusterPlan) -> Path:
 def write_login(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> Path:
     """Write the ssh configuration of the hosts; its path. Raises UserError where it cannot be
     written."""
-    path = ssh_directory(plan) / _CONFIG
+    path = ssh_directory(plan) / CONFIG
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, ssh_config_text(plan, hosts).encode(), mode=0o600)
@@ -133,7 +133,7 @@ def write_login(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> Path:
 def remove_login(plan: ClusterPlan) -> None:
     """Remove what this machine has for reaching the hosts."""
     directory = ssh_directory(plan)
-    for name in (_CONFIG, _KNOWN_HOSTS):
+    for name in (CONFIG, KNOWN_HOSTS):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
     remove_empty_directories(directory)
@@ -157,7 +157,7 @@ def ssh_config_text(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> str:
             lines.append(f"    HostName {each.public}")
     lines += [
         "Host *",
-        f'    UserKnownHostsFile "{ssh_directory(plan) / _KNOWN_HOSTS}"',
+        f'    UserKnownHostsFile "{ssh_directory(plan) / KNOWN_HOSTS}"',
         "    StrictHostKeyChecking accept-new",
     ]
     lines += ["    IdentitiesOnly yes"] if login.identity_file else []

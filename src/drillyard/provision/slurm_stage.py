@@ -4,6 +4,7 @@ made and no state has."""
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +17,7 @@ from drillyard.provision.google.api import ApiError, GoogleApis, google_apis
 from drillyard.provision.google.leaks import find_leaks
 from drillyard.provision.google.resource_marks import plain_kind, region_of
 from drillyard.provision.leak_report import Leak, kind_title
-from drillyard.provision.made_hosts import ssh_directory
+from drillyard.provision.made_hosts import CONFIG, KNOWN_HOSTS, ssh_directory
 from drillyard.safe_files import replace_file
 
 _NEEDED = {
@@ -58,14 +59,19 @@ def login_settings(plan: ClusterPlan) -> Mapping[str, Any]:
     settings = {key: dict(value) for key, value in (plan.launch_settings or {}).items()}
     section = settings[plan.platform]
     if section["login_host"].startswith(_USER):
-        user = _login_of(plan)
-        section["login_host"] = section["login_host"].replace(_USER, f"{user}@", 1)
-        section["directory"] = section["directory"].replace("/USER/", f"/{user}/", 1)
+        section["login_host"] = section["login_host"].replace(_USER, f"{_login_of(plan)}@", 1)
+    user, named, _ = section["login_host"].rpartition("@")
+    # As ssh does where the login names no user.
+    user = user if named else getpass.getuser()
+    section["directory"] = section["directory"].replace("/USER/", f"/{user}/", 1)
     if section["config_file"] == "ssh_config":
         assert plan.toolkit is not None
-        path = ssh_directory(plan) / "config"
+        path = ssh_directory(plan) / CONFIG
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, plan.toolkit.files["ssh_config"][0].encode(), mode=0o600)
+        # Keys go with the cluster: the next one of this name has others.
+        text = plan.toolkit.files["ssh_config"][0]
+        text += f'    UserKnownHostsFile "{path.with_name(KNOWN_HOSTS)}"\n'
+        replace_file(path, text.encode(), mode=0o600)
         section["config_file"] = str(path)
     return settings
 

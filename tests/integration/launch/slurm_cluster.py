@@ -19,8 +19,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 8
@@ -31,9 +32,12 @@ _SLURMD_TIMEOUT_SECONDS = 10
 class SlurmCluster:
     """Daemons in `directory`. `environment` makes a command speak to them."""
 
+    nodes: tuple[str, ...] = NODES
+    partition = "main"
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._munge = directory / "munge"
+        self.munge = directory / "munge"
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._changed: list[str] = []
@@ -46,18 +50,24 @@ class SlurmCluster:
     def start(self) -> None:
         """Start all daemons and wait until every node is idle."""
         self._lay_out()
-        command = ["munged", "--foreground", "--key-file", str(self._munge / "key")]
+        command = ["munged", "--foreground", "--key-file", str(self.munge / "key")]
         for option in ("socket", "pid-file", "seed-file"):
-            command += [f"--{option}", str(self._munge / option)]
-        self._start("munged", command, user="munge")
+            command += [f"--{option}", str(self.munge / option)]
+        self.start_daemon("munged", command, user="munge")
         until(
-            lambda: (self._munge / "socket").exists(),
+            lambda: (self.munge / "socket").exists(),
             f"munged does not start; its log is {self._log('munged')}",
         )
-        self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]])
-        for node in NODES:
+        self.start_services()
+        self.start_daemon(
+            "slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]]
+        )
+        for node in self.nodes:
             self.start_node(node)
         self._until_idle()
+
+    def start_services(self) -> None:
+        """Start what slurmctld needs besides munged."""
 
     def start_node(self, node: str, otherwise: str = "") -> None:
         """Start a node's slurmd; `otherwise`: a shell command that makes what the node sees another
@@ -68,7 +78,7 @@ class SlurmCluster:
             script = f'{{ {otherwise}; }} && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", script, "sh", str(slurmd), *command[1:]]
             self._changed.append(node)
-        self._start(node, command)
+        self.start_daemon(node, command)
 
     def change(self, node: str, otherwise: str) -> None:
         """Have an idle node see something else, as `start_node` says."""
@@ -105,7 +115,7 @@ class SlurmCluster:
 
     def start_controller(self) -> None:
         """slurmctld with the state that it left."""
-        self._start("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
+        self.start_daemon("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
         until(
             lambda: self.run("squeue", check=False).returncode == 0, "slurmctld does not come back"
         )
@@ -125,7 +135,7 @@ class SlurmCluster:
     def states(self) -> dict[str, str]:
         """The nodes' states, as sinfo has them."""
         listed = self.run(
-            "sinfo", "-h", "-N", "-p", "main", "-o", "%N %t", check=False
+            "sinfo", "-h", "-N", "-p", self.partition, "-o", "%N %t", check=False
         ).stdout.split("\n")
         return dict(line.split() for line in listed if line.strip())
 
@@ -160,7 +170,7 @@ class SlurmCluster:
         self.run("scancel", "--user", self._user, check=False)
         while self._changed:
             self.kill_node(self._changed.pop())
-        for node in NODES:
+        for node in self.nodes:
             if node not in self._daemons:
                 self.start_node(node)
         self._until_idle()
@@ -168,11 +178,11 @@ class SlurmCluster:
     def stop(self) -> None:
         """End every daemon and every process of a job that is left."""
         self.run("scancel", "--signal=KILL", "--user", self._user, check=False)
-        for name in [*NODES, "slurmctld", "munged"]:
-            daemon = self._daemons.pop(name, None)
-            if daemon is not None:
-                daemon.kill()
-                daemon.wait()
+        while self._daemons:
+            # The last one first: others are of use to it.
+            _, daemon = self._daemons.popitem()
+            daemon.kill()
+            daemon.wait()
         self._kill_left()
 
     def left(self) -> list[int]:
@@ -191,7 +201,7 @@ class SlurmCluster:
 
     def _until_idle(self) -> None:
         until(
-            lambda: self.states() == dict.fromkeys(NODES, "idle"),
+            lambda: self.states() == dict.fromkeys(self.nodes, "idle"),
             f"nodes are not idle: {self.states()}",
         )
 
@@ -204,7 +214,8 @@ class SlurmCluster:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
-    def _start(self, name: str, command: list[str], user: str | None = None) -> None:
+    def start_daemon(self, name: str, command: list[str], user: str | None = None) -> None:
+        """Start a daemon that ends with the cluster."""
         account = pwd.getpwnam(user) if user else None
         with self._log(name).open("ab") as log:
             self._daemons[name] = subprocess.Popen(
@@ -226,26 +237,27 @@ class SlurmCluster:
 
     def _lay_out(self) -> None:
         munge = pwd.getpwnam("munge")
-        self._munge.mkdir(parents=True)
-        (self._munge / "key").write_bytes(os.urandom(128))
-        (self._munge / "key").chmod(0o400)
-        for path in (self._munge, self._munge / "key"):
+        self.munge.mkdir(parents=True)
+        (self.munge / "key").write_bytes(os.urandom(128))
+        (self.munge / "key").chmod(0o400)
+        for path in (self.munge, self.munge / "key"):
             os.chown(path, munge.pw_uid, munge.pw_gid)
         (self.directory / "state").mkdir()
-        for node in NODES:
+        for node in self.nodes:
             (self.directory / f"spool-{node}").mkdir()
             for gpu in range(GPUS_PER_NODE):
-                # The null device: Slurm wants a device node behind every GPU, and opens none.
-                os.mknod(self.directory / f"{node}-gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))
+                # Numbers for local use: Slurm wants a device node behind every GPU, and opens none.
+                os.mknod(self.directory / f"{node}-gpu{gpu}", 0o020666, os.makedev(240, gpu))
         gres = [
             f"NodeName={n} Name=gpu File={self.directory}/{n}-gpu[0-{GPUS_PER_NODE - 1}]"
-            for n in NODES
+            for n in self.nodes
         ]
         (self.directory / "gres.conf").write_text("\n".join(gres) + "\n")
-        (self.directory / "slurm.conf").write_text(self._configuration())
+        (self.directory / "slurm.conf").write_text(self.configuration())
 
-    def _configuration(self) -> str:
-        controller, *ports = _free_ports(1 + len(NODES))
+    def configuration(self) -> str:
+        """slurm.conf."""
+        controller, *ports = free_ports(1 + len(self.nodes))
         here = self.directory
         lines = [
             "ClusterName=drillyard-test",
@@ -254,7 +266,7 @@ class SlurmCluster:
             f"SlurmctldPort={controller}",
             "AuthType=auth/munge",
             "CredType=cred/munge",
-            f"AuthInfo=socket={self._munge}/socket,cred_expire=5",
+            f"AuthInfo=socket={self.munge}/socket,cred_expire=5",
             f"StateSaveLocation={here}/state",
             f"SlurmdSpoolDir={here}/spool-%n",
             f"SlurmctldPidFile={here}/slurmctld.pid",
@@ -276,14 +288,8 @@ class SlurmCluster:
             "AccountingStorageType=accounting_storage/none",
             "GresTypes=gpu",
         ]
-        cores = os.cpu_count() or 1
-        for node, port in zip(NODES, ports, strict=True):
-            facts = f"CPUs={cores} RealMemory=2000 Gres=gpu:{GPUS_PER_NODE}"
-            lines.append(
-                f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1"
-                f" Port={port} {facts}"
-            )
-        nodes = ",".join(NODES)
+        lines += self.node_lines(ports)
+        nodes = ",".join(self.nodes)
         lines.append(
             f"PartitionName=main Nodes={nodes} Default=YES MaxTime=60 PriorityTier=1"
             " PreemptMode=CANCEL"
@@ -291,15 +297,22 @@ class SlurmCluster:
         lines.append(f"PartitionName=urgent Nodes={nodes} MaxTime=60 PriorityTier=9")
         return "\n".join(lines) + "\n"
 
+    def node_lines(self, ports: Sequence[int]) -> Iterator[str]:
+        """What slurm.conf says of the nodes: all are this machine."""
+        facts = f"CPUs={os.cpu_count() or 1} RealMemory=2000 Gres=gpu:{GPUS_PER_NODE}"
+        place = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1"
+        for node, port in zip(self.nodes, ports, strict=True):
+            yield f"NodeName={node} {place} Port={port} {facts}"
+
 
 @contextlib.contextmanager
-def slurm_cluster() -> Iterator[SlurmCluster]:
-    """A running cluster, and nothing of it afterwards."""
+def slurm_cluster(make: Callable[[Path], Any] = SlurmCluster) -> Iterator[Any]:
+    """A running cluster, a SlurmCluster, and nothing of it afterwards."""
     # Below the system's directory for temporary files: munge wants a socket whose parents everyone
     # may enter.
     directory = Path(tempfile.mkdtemp(prefix="drillyard-slurm-"))
     directory.chmod(0o755)
-    cluster = SlurmCluster(directory)
+    cluster = make(directory)
     try:
         cluster.start()
         yield cluster
@@ -316,7 +329,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of TCP that nobody listens on."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

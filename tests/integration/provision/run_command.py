@@ -23,7 +23,7 @@ from typing import Any
 from drillyard.cli.main import print_error
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UnreachableError, UserError
-from drillyard.provision import made_hosts, node_request
+from drillyard.provision import made_hosts, node_request, slurm_stage
 from drillyard.provision.cluster_chart import images_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, command_line
@@ -85,8 +85,12 @@ class TestStages:
         self._log("jobs", plan.name)
         return self.running_workloads("")
 
-    def login_settings(self, plan: ClusterPlan) -> dict[str, Any]:
-        section = {**(plan.launch_settings or {})["slurm"], "login_host": "ann@c-login-001"}
+    def login_settings(self, plan: ClusterPlan) -> Mapping[str, Any]:
+        section = {**(plan.launch_settings or {})["slurm"]}
+        if not section["login_host"].startswith("USER@"):
+            # The config has the login, so no service is asked for it.
+            return slurm_stage.login_settings(plan)
+        section["login_host"] = "ann@c-login-001"
         return {"slurm": {**section, "directory": "/home/ann/project"}}
 
     def has_image(self, plan: ClusterPlan) -> bool:

@@ -120,6 +120,12 @@ while True:
 """In place of Google's: a connection to the sshd of the instance that it is asked for."""
 
 
+def write_tunnel(path: Path, ports: dict[str, int]) -> None:
+    """Write a gcloud that connects to an sshd of this machine, by the instance's name."""
+    path.write_text(_TUNNEL.format(python=sys.executable, ports=json.dumps(ports)))
+    path.chmod(0o700)
+
+
 class HostsProject(ProjectAtGoogle):
     """Its virtual machines are sshd on this machine."""
 
@@ -149,10 +155,7 @@ def made(hosts: SshHosts, tmp_path: Path) -> Iterator[HostsProject]:
         "python": sys.executable,
     }
     project = HostsProject(tmp_path / "project", **settings)
-    tunnel = project.directory / "bin/gcloud"
-    ports = json.dumps({host.name: host.port for host in hosts.hosts})
-    tunnel.write_text(_TUNNEL.format(python=sys.executable, ports=ports))
-    tunnel.chmod(0o700)
+    write_tunnel(project.directory / "bin/gcloud", {host.name: host.port for host in hosts.hosts})
     yield project
     project.close()
 

@@ -82,8 +82,11 @@ _POLL_SECONDS = 10.0
 _CANCEL_SECONDS = 300.0
 _POINT = ("run", "launch_directory", "nodes")
 """Fields of the job that an entry of the index has."""
-_LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
-"""Slurm's reasons why a job waits for nodes."""
+_LACKS_NODES = (
+    *("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown"),
+    *("BeginTime", "launch failed requeued held"),
+)
+"""Slurm's reasons why a job waits for nodes; the last two are those after a prolog that failed."""
 _PAUSES = (0.3, 5.0)
 """Seconds between two reads of a run that is stopping: the first, and the longest."""
 
@@ -359,7 +362,9 @@ class SlurmLauncher(Launcher[SlurmRun]):
         def over() -> bool:
             nonlocal asked_at
             (state,) = self._slurm.records([path])
-            if is_over(replace(run, state=state).own_state):
+            own = replace(run, state=state).own_state
+            # Of a start that was stopped from outside, Slurm knows whether another one follows.
+            if is_over(own) and not own.get("asked"):
                 return True
             if time.monotonic() - asked_at < _POLL_SECONDS:
                 return False

@@ -172,6 +172,15 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
             " ended"
         )
         yield Finding("settings", "note", text)
+    # Slurm 24.11 and newer list several: Prolog[0].
+    prologs = {each for name, each in settings.items() if name.partition("[")[0] == "Prolog"}
+    scheduler = settings.get("SchedulerParameters", "").split(",")
+    if prologs - {"(null)"} and "nohold_on_prolog_fail" not in scheduler:
+        text = (
+            "Slurm holds a job whose prolog has failed, until somebody types scontrol release JOB;"
+            " SchedulerParameters=nohold_on_prolog_fail in slurm.conf lets it start elsewhere"
+        )
+        yield Finding("settings", "note", text)
     if tracking and tracking != "cgroup":
         text = (
             f"ProctrackType={tracking}: processes that leave a job's session may outlive it;"

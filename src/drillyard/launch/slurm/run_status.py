@@ -225,6 +225,10 @@ def _running(
     if state.over and own.get("exit_code") is None:
         # The index found the leader dead. While the job exists, its script decides.
         return State.restarting, own.get("reason")
+    if state is State.failed and own.get("asked"):
+        # Slurm stops a start for a lost node or a preemption, and may queue the job again: that is
+        # known once the job neither runs nor is COMPLETING.
+        return State.restarting, f"Slurm ends this start: {own.get('reason')}"
     ends = "Slurm ends the job" if job.state == "COMPLETING" and not state.over else None
     return state, own.get("reason") or ends
 

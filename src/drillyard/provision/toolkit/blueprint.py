@@ -37,7 +37,7 @@ from drillyard.provision.toolkit.networks import (
 )
 from drillyard.provision.toolkit.nodeset import SUSPEND_SECONDS, add_nodes, nodeset_settings
 from drillyard.provision.toolkit.settings import CONTROLLER_DISK, HOME, LOGIN, SlurmCluster
-from drillyard.provision.toolkit.slurm_conf import slurm_conf
+from drillyard.provision.toolkit.slurm_conf import SCHEDULER_PARAMETERS, slurm_conf
 
 IMAGE_MACHINE = "n2-standard-16"
 BASE, IMAGE, CLUSTER = "base", "image", "cluster"
@@ -292,8 +292,10 @@ def _add_controller(document: BlueprintDocument, slurm: SlurmCluster, use: list[
                 "resume_timeout": row.resume_seconds,
                 "suspend_timeout": SUSPEND_SECONDS,
                 "prolog_flags": "Alloc,Contain",
+                "scheduler_parameters": list(SCHEDULER_PARAMETERS),
             },
-            "a node that does not come in time is given up; prologs end before ranks start",
+            "a node that does not come in time is given up; prologs end before ranks start; where"
+            " one fails, the job is queued again and not held",
             cited(row, "resume_seconds"),
         ),
     }

@@ -110,10 +110,13 @@ def _ssh_config(slurm: SlurmCluster) -> str:
     )
     lines = [f"# {_MADE_BY}", f"Host {host}"]
     if settings.creation.private_nodes:
-        lines += [f"    ProxyCommand {tunnel}"]
+        # No address: by it ssh tells its shared connections apart, also those of a host of the
+        # same name in another project.
+        lines += [f"    HostName {host}.{settings.project}", f"    ProxyCommand {tunnel}"]
     else:
         lines += ["    # HostName ADDRESS: the login node's public address"]
     lines += [f"    HostKeyAlias {settings.project}.{host}", "    CheckHostIP no"]
+    lines += ["    StrictHostKeyChecking accept-new"]
     return "\n".join(lines) + "\n"
 
 

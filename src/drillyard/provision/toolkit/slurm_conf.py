@@ -11,6 +11,16 @@ from __future__ import annotations
 
 PROLOG_SECONDS = 600
 """The longest that a prolog may take: it waits for the daemon of the network stack."""
+_CREDENTIAL_SECONDS = 120
+"""A job that is queued again waits for so long (slurm.conf(5), cred_expire). It need not be as long
+as a prolog, since with PrologFlags=Alloc a job's credentials are made after its prolog."""
+
+SCHEDULER_PARAMETERS = (
+    *("bf_continue", "salloc_wait_nodes", "ignore_prefer_validation"),
+    "nohold_on_prolog_fail",
+)
+"""The toolkit's own, and one without which Slurm holds a job whose prolog has failed, until
+somebody releases it."""
 
 _SETTINGS: tuple[tuple[str, str], ...] = (
     ("ClusterName={name}", "the cluster's name"),
@@ -19,7 +29,7 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     ("SlurmdPort=6818", "the nodes' port"),
     ("SlurmUser=slurm", "the user that the image has"),
     ("AuthType=auth/{auth_key}", "the key that the controller gives out"),
-    (f"AuthInfo=cred_expire={PROLOG_SECONDS}", "a credential outlives the longest prolog"),
+    (f"AuthInfo=cred_expire={_CREDENTIAL_SECONDS}", "so long waits a job that is queued again"),
     ("AuthAltTypes=auth/jwt", "tokens of the login nodes"),
     ("CredType=cred/{auth_key}", "as AuthType"),
     ("StateSaveLocation={state_save}", "on the controller's disk"),

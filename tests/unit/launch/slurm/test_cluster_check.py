@@ -350,6 +350,8 @@ def test_settings_that_change_how_runs_end_are_notes() -> None:
     settings = {
         "AccountingStorageType": "accounting_storage/none",
         "ProctrackType": "proctrack/linuxproc",
+        "Prolog[0]": "/etc/slurm/prolog.d/*",
+        "SchedulerParameters": "bf_continue",
     }
     programs = Partition(
         settings=settings, partitions=PARTITION.replace("PreemptMode=REQUEUE", "PreemptMode=CANCEL")
@@ -359,7 +361,7 @@ def test_settings_that_change_how_runs_end_are_notes() -> None:
     assert [each for each in wrong(check) if each[0] != "settings"] == []
     assert (
         len([each for each in check.findings if (each.check, each.result) == ("settings", "note")])
-        == 3
+        == 4
     )
     assert "24.05.3" in only(check, "settings", "ok").text
 

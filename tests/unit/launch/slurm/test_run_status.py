@@ -115,6 +115,22 @@ def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "state", "shown"),
+    [
+        ("SIGTERM", "RUNNING", State.restarting),
+        ("SIGTERM", "COMPLETING", State.restarting),
+        ("SIGTERM", "FAILED", State.failed),
+        (None, "COMPLETING", State.failed),
+    ],
+)
+def test_a_start_that_slurm_stops_has_not_failed_until_slurm_has_ended_it(
+    asked: str | None, state: str, shown: State
+):
+    ended = own("failed", "stopped by SIGTERM", asked=asked, exit_code=1, failure=FAILURE)
+    assert SlurmRun(HANDLE, ENTRY, job(state), ended).status.state is shown
+
+
 def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():
     dead = own("failed", "agent gone: the agent of node 0 was killed", failure=FAILURE)
     status = SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead).status

@@ -101,6 +101,8 @@ def test_the_login_is_that_of_os_login(cloud: GoogleCloud, slurm: ClusterPlan) -
     assert section["directory"] == "/home/ann_example_com/project"
     written = Path(section["config_file"]).read_text()
     assert "start-iap-tunnel train-login-001" in written
+    assert f"HostName train-login-001.{PROJECT}\n" in written
+    assert "StrictHostKeyChecking accept-new" in written and "/known_hosts" in written
     assert Path(section["config_file"]).stat().st_mode & 0o77 == 0
 
 
@@ -109,6 +111,8 @@ def test_a_login_of_the_config_is_taken_as_it_is(cloud: GoogleCloud, tmp_path: P
     content = config(name="train", location=LOCATION, slurm=own)
     assert login_settings(planned(tmp_path, content))["slurm"] == {**own, "partition": "gpu"}
     assert not [each for each in cloud.requests if "oslogin" in each]
+    content["slurm"] = {"login_host": "bob@train-login-001"}
+    assert login_settings(planned(tmp_path, content))["slurm"]["directory"] == "/home/bob/project"
 
 
 def test_jobs_of_all_users_are_asked_for_on_the_login_node(
