@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -78,14 +79,15 @@ def bench(
         command += [word for override in overrides for word in ("--set", override)]
         command += [] if trace is None else ["--trace", str(trace)]
         command += ["--trust-config"] if trust_config else []
-        _print(_supervised(command, run, nproc_per_node), as_json=as_json)
+        _print_document(_supervised(command, run, nproc_per_node), as_json=as_json)
 
 
 def _require_new_file(trace: Path) -> None:
     if trace.exists():
         raise UserError(f"--trace: {trace} exists; name another file, or remove it")
     if not trace.parent.is_dir():
-        raise UserError(f"--trace: there is no directory {trace.parent}; make it first")
+        directory = shlex.quote(str(trace.parent))
+        raise UserError(f"--trace: the directory does not exist; make it: mkdir -p {directory}")
 
 
 def _supervised(command: list[str], run: RunConfig, nproc_per_node: int | None) -> BenchDocument:
@@ -136,7 +138,7 @@ def _be_a_rank(
             if RESULT in os.environ:
                 Path(os.environ[RESULT]).write_text(document.as_text())
             else:
-                _print(document, as_json=as_json)
+                _print_document(document, as_json=as_json)
     except UserError as error:
         sys.stderr.write(f"{error_text(str(error))}\n\n")
         code = 2
@@ -150,6 +152,6 @@ def _be_a_rank(
     exit_process(code)
 
 
-def _print(document: BenchDocument, *, as_json: bool) -> None:
+def _print_document(document: BenchDocument, *, as_json: bool) -> None:
     for line in [document.as_text()] if as_json else document.text():
         typer.echo(line)

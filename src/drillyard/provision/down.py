@@ -70,7 +70,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
         # Also before data is deleted of which there is no state.
         _require_no_jobs(request, stages, options)
     if bucket.find() is None:
-        request.report(f"{bucket.title}: there is no such bucket, so no state")
+        request.report(f"{bucket.title}: does not exist, so the cluster has no state")
         kept = _remove_data(request, stores, options, _own_data(plan, stores, []))
     else:
         with session(request, program) as opened:
@@ -309,7 +309,8 @@ def _destroy(opened: Session, pause_seconds: float) -> None:
 
 
 def _check_leaks(request: Request, stages: Stages, owned: frozenset[str]) -> int:
-    """Show what is left in the cloud; the exit code. `owned`: what was kept, which is no leak."""
+    """Show what is left in the cloud; the exit code. `owned`: what was kept on purpose,
+    which is not reported."""
     report: Any = stages.find_leaks(request.plan, owned)
     request.report(report.text)
     code: int = report.exit_code

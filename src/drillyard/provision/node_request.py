@@ -31,9 +31,9 @@ _SAY_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """`state`: Google's word, empty where there is no request; `why`: what it last met; `hosts`:
-    the machines of the group that run, by name; `nodes`: those that it has, also ones that are not
-    ready."""
+    """`state`: Google's word for it, empty where the request does not exist; `why`: its last error;
+    `hosts`: the machines of the group that run, by name; `nodes`: how many machines the group has,
+    also ones that are not ready."""
 
     state: str
     why: str

@@ -41,6 +41,12 @@ class StateBucket(ABC):
         self.prefix = plan.name
         self.title = f"{self.scheme}://{self.name}"
 
+    def is_own_object(self, key: str) -> bool:
+        """Whether an object of the bucket is one that Drillyard or its Terraform writes for the
+        cluster: of Cluster Toolkit, each group has a state further below the cluster's name."""
+        written = (STATE, self.lock, _CREATING, _IMAGES)
+        return key.startswith(f"{self.prefix}/") and key.rpartition("/")[2] in written
+
     @abstractmethod
     def find(self) -> Any | None:
         """The bucket, or None where there is none of the name."""

@@ -285,10 +285,11 @@ def test_a_bucket_without_versions_is_refused_and_one_of_others_stays(
     assert refused.returncode == 2 and "--versioning-policy enabled" in refused.stderr
     project.buckets[STATE]["spec"]["versioning_policy"] = "ENABLED"
     project.store.put(STATE, "notes.txt", "mine")
+    project.store.put(STATE, "team/notes.txt", "also mine")
     project.up()
     ended = project.run("down", "--yes", "--ignore-runs", "--delete-data")
-    assert ended.returncode == 1 and "has 1 objects of others: notes.txt" in ended.stderr
-    assert project.store.names(STATE) == ["notes.txt"]
+    assert ended.returncode == 1 and "has 2 objects of others: notes.txt, team/" in ended.stderr
+    assert project.store.names(STATE) == ["notes.txt", "team/notes.txt"]
 
 
 _SSH = """\

@@ -83,6 +83,25 @@ def test_the_backend_has_no_secret_and_another_address_as_clients_of_s3_take_it(
     assert backend["s3"]["use_path_style"] is True
 
 
+@pytest.mark.parametrize(
+    ("key", "own"),
+    [
+        ("team/default.tfstate", True),
+        ("team/default.tfstate.tflock", True),
+        ("team/creating.json", True),
+        ("team/images.json", True),
+        ("team/team/cluster/default.tfstate", True),
+        ("team/notes.txt", False),
+        ("team2/default.tfstate", False),
+        ("default.tfstate", False),
+    ],
+)
+def test_only_what_is_written_for_the_cluster_is_its_own(
+    tmp_path: Path, key: str, own: bool
+) -> None:
+    assert NebiusStateBucket(plan(tmp_path, config())).is_own_object(key) is own
+
+
 def test_storage_that_does_not_answer_is_unreachable_and_names_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

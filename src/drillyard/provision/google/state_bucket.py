@@ -95,13 +95,13 @@ class GoogleStateBucket(StateBucket):
             return None
         with self.words():
             versions = list(self.client.list_blobs(self.name, versions=True, **LIMITS))
-            ours = [each for each in versions if each.name.startswith(f"{self.prefix}/")]
+            ours = [each for each in versions if self.is_own_object(each.name)]
             label = (bucket.labels or {}).get(CLUSTER_LABEL)
             parallel_map(_delete_version, ours, _AT_ONCE)
             if label != self.plan.name:
                 return f"its label {CLUSTER_LABEL} is {label or 'missing'}, not {self.plan.name}"
             if others := sorted({each.name for each in versions} - {each.name for each in ours}):
-                return f"it has {len(others)} objects of others: {', '.join(others[:3])}"
+                return f"it has {plural(len(others), 'object')} of others: {', '.join(others[:3])}"
             try:
                 bucket.delete(**LIMITS)
             except exceptions.NotFound:

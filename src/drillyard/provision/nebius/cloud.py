@@ -31,7 +31,7 @@ def import_id(plan: ClusterPlan, address: str, state: Mapping[str, StateResource
 
 
 def _owned_by_state(plan: ClusterPlan) -> frozenset[str]:
-    """`kind//name` of what the state has, and of its bucket; empty where there is no state."""
+    """`kind//name` of what the state has; empty where the bucket of the state does not exist."""
     bucket = NebiusStateBucket(plan)
     if bucket.find() is None:
         return frozenset()

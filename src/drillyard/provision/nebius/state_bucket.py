@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
+from drillyard.formatting import plural
 from drillyard.programs import parallel_map, shown_text
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.nebius import cli
@@ -121,13 +122,13 @@ class NebiusStateBucket(StateBucket):
         if found is None:
             return None
         versions = list(self._versions())
-        ours = [each for each in versions if each[0].startswith(f"{self.prefix}/")]
+        ours = [each for each in versions if self.is_own_object(each[0])]
         parallel_map(self._delete_version, ours, _AT_ONCE)
         label = cli.cluster_label(found)
         if label != self.plan.name:
             return f"its label {CLUSTER_LABEL} is {label or 'missing'}, not {self.plan.name}"
         if others := sorted({name for name, _ in versions} - {name for name, _ in ours}):
-            return f"it has {len(others)} objects of others: {', '.join(others[:3])}"
+            return f"it has {plural(len(others), 'object')} of others: {', '.join(others[:3])}"
         # Without it the bucket stays for seven days, and its name is taken.
         with self._absent():
             cli.call(*_BUCKET, "delete", "--id", cli.id_of(found), "--ttl", "0")

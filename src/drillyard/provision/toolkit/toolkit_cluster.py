@@ -67,7 +67,7 @@ def take_down_deployment(
     stages.require_programs(plan)
     bucket = state_bucket(plan)
     if bucket.find() is None:
-        request.report(f"{bucket.title}: there is no such bucket, so no state")
+        request.report(f"{bucket.title}: does not exist, so the cluster has no state")
         _remove_left(request, stages, LEFT_AT_LAST)
         return
     with held_state(request, bucket) as (require_lock, released):
