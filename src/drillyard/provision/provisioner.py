@@ -88,17 +88,6 @@ def require_created(plan: ClusterPlan) -> None:
         )
 
 
-def require_driven(plan: ClusterPlan) -> None:
-    """Raise UserError, with what to do instead, where the user runs Terraform by the files of the
-    plan: clusters of Nebius whose runs are not reached by ssh."""
-    if plan.state_endpoint and plan.login is None:
-        raise UserError(
-            f"platform: {plan.platform}: its clusters are planned here, and Terraform makes, shows"
-            " and removes them\nWrite its files: drillyard cluster plan CLUSTER --output DIR, then"
-            " make it: sh DIR/apply.sh. DIR/README.md has the way back."
-        )
-
-
 def check_nodes(
     path: Path,
     overrides: Sequence[str] = (),

@@ -39,7 +39,6 @@ from drillyard.provision.node_request import (
     wait_for_nodes,
 )
 from drillyard.provision.prices import price_totals, require_prices
-from drillyard.provision.provisioner import require_driven
 from drillyard.provision.terraform_output import (
     Action,
     Change,
@@ -86,7 +85,6 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     if not plan.is_made_in_a_cloud:
         return _complete_existing(request, stages, secrets)
-    require_driven(plan)
     if secrets and not plan.has_kubernetes:
         raise UserError(
             f"--secret {secrets[0]}: is kept on clusters of Kubernetes alone; other runs get it"

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, TrainingConfig
 from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data.prepared_data import PreparedData, prepare_sample
 from drillyard.errors import UserError
@@ -88,7 +88,7 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     Raises UserError for a mistake in the config, and where memory runs out.
     """
     total = request.warmup + request.steps + 1
-    length = {"steps": total, "epochs": None}
+    length = {"steps": _schedule_steps(request.config.training, total), "epochs": None}
     config = request.config.model_copy(
         update={"training": request.config.training.model_copy(update=length)}
     )
@@ -110,11 +110,19 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
         optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
         fill_weights(config, model)
         seed_rank(training.seed, 0, ranks)
-        trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total)
+        trainer = Trainer(config, ranks, model, optimizer, data.train, shape, training.steps)
         measured = measure(trainer, model, request)
         document = _document(request, data, trainer, model, rates, measured)
     stop_ranks()
     return document
+
+
+def _schedule_steps(training: TrainingConfig, measured: int) -> int:
+    """The steps over which the learning rate goes its way: the run's own, or as many as its warm-up
+    and decay need, so that any schedule is measured from its beginning."""
+    schedule = training.schedule
+    enough = 2 * (measured + schedule.warmup_steps + (schedule.decay_steps or 0))
+    return max(training.steps or 0, enough)
 
 
 def measure(trainer: Trainer, model: ShardedModel, request: BenchRequest) -> MeasuredSteps:

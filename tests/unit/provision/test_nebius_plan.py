@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,11 @@ from tests.unit.provision.offers import every_plan
 from tests.unit.provision.test_schema import leaves
 from tests.unit.provision.vm_clusters import KEY
 
-from drillyard.cli.main import main
 from drillyard.config.load import load_cluster_config
-from drillyard.errors import UserError
 from drillyard.hardware import catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.plan_document import ClusterPlanDocument, plan_document
-from drillyard.provision.provisioner import require_driven
 
 VM, DISK = "nebius_compute_v1_instance", "nebius_compute_v1_disk"
 CLUSTER, FILES = "nebius_compute_v1_gpu_cluster", "nebius_compute_v1_filesystem"
@@ -341,18 +337,6 @@ def test_the_script_makes_the_bucket_once_and_writes_the_file_for_launch(
     steps = ["init -input=false", "apply", "output -raw launch"]
     assert said[-3:] == [f"terraform {each} token" for each in steps]
     assert (out / "team-ssh.yaml").read_text() == "platform: ssh\n"
-
-
-def test_a_plan_without_hosts_is_made_by_the_files_of_output(tmp_path: Path) -> None:
-    found = plan(tmp_path, config())
-    require_driven(found)
-    with pytest.raises(UserError, match="plan CLUSTER --output DIR"):
-        require_driven(replace(found, login=None))
-    out = tmp_path / "out"
-    with pytest.raises(SystemExit) as ended:
-        main(["cluster", "plan", str(tmp_path / "cluster.yaml"), "--output", str(out)])
-    assert not ended.value.code
-    assert (out / "apply.sh").is_file()
 
 
 def test_every_node_is_planned_and_named(tmp_path: Path) -> None:

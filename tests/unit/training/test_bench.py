@@ -11,6 +11,8 @@ import pytest
 import torch
 from tests.unit.estimation.requests import SMALL
 
+from drillyard.config.run import TrainingConfig
+from drillyard.config.run_checks import schedule_problems
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import PARTS, part_work
@@ -115,3 +117,26 @@ def test_other_errors_stay_what_they_are() -> None:
         bench.explained_out_of_memory(anything, clock, anything),  # type: ignore[arg-type]
     ):
         raise RuntimeError("shape mismatch")
+
+
+@pytest.mark.parametrize("steps", [None, 3, 800])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"name": "cosine", "warmup_steps": 50},
+        {"name": "constant", "warmup_steps": 2000},
+        {"name": "warmup-stable-decay", "warmup_steps": 2000},
+        {"name": "warmup-stable-decay", "warmup_steps": 7, "decay_steps": 900},
+    ],
+)
+def test_a_few_steps_of_any_schedule_are_measured(
+    schedule: dict[str, Any], steps: int | None
+) -> None:
+    length = {"steps": steps} if steps else {"epochs": 1.0}
+    optimizer = {"learning_rate": 1e-3}
+    training = TrainingConfig.model_validate(
+        {**length, "optimizer": optimizer, "schedule": schedule}
+    )
+    total = bench._schedule_steps(training, 14)
+    assert total >= max(14, steps or 0)
+    assert not list(schedule_problems(training.schedule, total))
