@@ -88,7 +88,8 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     Raises UserError for a mistake in the config, and where memory runs out.
     """
     total = request.warmup + request.steps + 1
-    length = {"steps": _schedule_steps(request.config.training, total), "epochs": None}
+    total_steps = _schedule_steps(request.config.training, total)
+    length = {"steps": total_steps, "epochs": None}
     config = request.config.model_copy(
         update={"training": request.config.training.model_copy(update=length)}
     )

@@ -110,12 +110,25 @@ def _bucket(value: Value) -> tuple[str, str, Value]:
     return "storage", f"b/{value['name']}", body
 
 
-def _instance(value: Value) -> tuple[str, str, Value]:
+def _machine(value: Value) -> Value:
+    """The body of a virtual machine, or the properties of a template of some."""
     subnets = (_last(each["subnetwork"]) for each in value["network_interface"])
     place = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/regions/{REGION}"
     nics = [{"subnetwork": f"{place}/subnetworks/{each}"} for each in subnets]
-    body = {"labels": value["labels"], "networkInterfaces": nics}
-    return "compute", f"zones/{value['zone']}/instances/{value['name']}", body
+    return {"labels": value["labels"], "networkInterfaces": nics}
+
+
+def _zonal(collection: str, more: Callable[[Value], Value]) -> Callable[[Value], Any]:
+    return lambda value: (
+        "compute",
+        f"zones/{value['zone']}/{collection}/{value['name']}",
+        more(value),
+    )
+
+
+def _resize_request(value: Value) -> tuple[str, str, Value]:
+    group = f"zones/{value['zone']}/instanceGroupManagers/{value['instance_group_manager']}"
+    return "compute", f"{group}/resizeRequests/{value['name']}", {"state": "ACCEPTED"}
 
 
 def _nothing(value: Value) -> Value:
@@ -125,8 +138,13 @@ def _nothing(value: Value) -> Value:
 _THINGS: dict[str, Callable[[Value], tuple[str, str, Value]]] = {
     "google_artifact_registry_repository": _repository,
     "google_compute_firewall": _global("firewalls", _network),
-    "google_compute_instance": _instance,
+    "google_compute_instance": _zonal("instances", _machine),
+    "google_compute_instance_group_manager": _zonal("instanceGroupManagers", _nothing),
     "google_compute_network": _global("networks", _nothing),
+    "google_compute_region_instance_template": _regional(
+        "instanceTemplates", lambda value: {"properties": _machine(value)}
+    ),
+    "google_compute_resize_request": _resize_request,
     "google_compute_resource_policy": _regional("resourcePolicies", _nothing),
     "google_compute_router": _regional("routers", _network),
     "google_compute_subnetwork": _regional("subnetworks", _network),

@@ -24,6 +24,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis
 from drillyard.provision.google.endpoints import Endpoints
 from drillyard.provision.google.leaks import find_leaks
+from drillyard.provision.google.resource_marks import plain_kind
 from drillyard.provision.google.terraform_state import state_keys
 
 _SHARED = "google_project_service"
@@ -137,11 +138,18 @@ def _compared(
         yield f"the state names {sorted((in_state | {state_bucket}) ^ listed)} otherwise"
     report = find_leaks(plan, apis)
     shown = {f"{each.kind}/{each.location}/{each.name}" for each in report.leaks}
+    # Google's list of a kind has the regional ones, too, by the same name; the place is compared.
+    shown, listed = ({_plain(each) for each in keys} for keys in (shown, listed))
     if shown != listed or report.unknown or report.doubtful:
         yield f"leaks lists {sorted(shown ^ listed)} otherwise; {report.unknown}, {report.doubtful}"
     report = find_leaks(plan, apis, frozenset(in_state))
     if report.exit_code:
         yield f"leaks shows what the state has: {[each.name for each in report.leaks]}"
+
+
+def _plain(key: str) -> str:
+    kind, _, rest = key.partition("/")
+    return f"{plain_kind(kind)}/{rest}"
 
 
 class _OneInventory(GoogleApis):
