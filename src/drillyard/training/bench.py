@@ -111,7 +111,7 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
         optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
         fill_weights(config, model)
         seed_rank(training.seed, 0, ranks)
-        trainer = Trainer(config, ranks, model, optimizer, data.train, shape, training.steps)
+        trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total_steps)
         measured = measure(trainer, model, request)
         document = _document(request, data, trainer, model, rates, measured)
     stop_ranks()
