@@ -108,6 +108,7 @@ EVAL_ADAPTER = "eval runs/adapted/final"
 MERGE = "export runs/adapted/checkpoints/step-00000002 exported --merge"
 TRAIN = "train run.yaml --set training.steps=3"
 REPLAY = "train run.yaml --replay 2"
+BENCH = "bench run.yaml --steps 1 --warmup 0"
 CHAOS = "chaos run.yaml --faults kill --count 1 --directory chaos"
 LAUNCH = "launch run.yaml --cluster cluster.yaml --dry-run"
 ACCEPT = "accept cluster.yaml --dry-run"
@@ -145,13 +146,22 @@ READERS: dict[str, tuple[str, ...]] = {
     "runs/adapted/final/adapter_config.json": (EVAL_ADAPTER,),
     "runs/adapted/final/adapter_model.safetensors": (EVAL_ADAPTER,),
     "runs/adapted/base/base.json": (MERGE,),
-    "model/config.json": (TRAIN, LAUNCH, CHAOS, EVAL_ADAPTER, MERGE),
+    "model/config.json": (TRAIN, BENCH, LAUNCH, CHAOS, EVAL_ADAPTER, MERGE),
     "model/generation_config.json": (TRAIN, MERGE),
     "model/model.safetensors": (EVAL_ADAPTER, MERGE),
     "model/tokenizer.json": (PREVIEW, BUILD, SHOW, TRAIN),
     "model/tokenizer_config.json": (PREVIEW,),
     "model/chat_template.jinja": (PREVIEW,),
-    "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE, f"{ACCEPT} --run run.yaml"),
+    "run.yaml": (
+        TRAIN,
+        BENCH,
+        PREVIEW,
+        BUILD,
+        LAUNCH,
+        CHAOS,
+        CALIBRATE,
+        f"{ACCEPT} --run run.yaml",
+    ),
     "cluster.yaml": (
         LAUNCH,
         ACCEPT,

@@ -61,6 +61,7 @@ FROM_ADDRESS = {
     "data show": "RUN --step 1",
     "train": "RUN/run.yaml --replay 3",
     "eval": "RUN/final",
+    "bench": "RUN/run.yaml --steps 1",
     "chaos": "RUN/run.yaml --faults kill --count 1",
 }
 """Commands that need the data of a received run, which are nowhere but at its address."""

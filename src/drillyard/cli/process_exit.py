@@ -34,6 +34,7 @@ MODULES_OF_EXTRAS = {
     ),
     "kubernetes": ("kubernetes",),
     "gcp": ("google", "httplib2"),
+    "nebius": ("botocore",),
     "remote": ("aiohttp", "fsspec", "gcsfs", "s3fs"),
     "torchao": ("torchao",),
     "wandb": ("wandb",),

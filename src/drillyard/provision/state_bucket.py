@@ -2,9 +2,9 @@
 
 It is made by one request with its name, label and versioning, so after a loss of power `down` finds
 it by its name, and `leaks` by its label. Objects of a cluster are below NAME/: Terraform's state
-and lock, `creating.json`, which lists what an apply that has not ended may have made, and
-`images.json`, which has the digests of the installers' images. Each cloud has a class for its own
-object storage; what the objects say is here.
+and lock, `creating.json`, which lists what an apply that has not ended may have made,
+`images.json`, which has the digests of the installers' images, and `deployed.json`. Each cloud has
+a class for its own object storage; what the objects say is here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from drillyard.provision.terraform_output import StateResource, state_resources
 
 STATE = "default.tfstate"
 """Terraform's state, below the cluster's name."""
+DEPLOYED = "deployed.json"
+"""Of Cluster Toolkit: a hash of the files that were deployed last."""
 _CREATING, _IMAGES = "creating.json", "images.json"
 
 
@@ -44,7 +46,7 @@ class StateBucket(ABC):
     def is_own_object(self, key: str) -> bool:
         """Whether an object of the bucket is one that Drillyard or its Terraform writes for the
         cluster: of Cluster Toolkit, each group has a state further below the cluster's name."""
-        written = (STATE, self.lock, _CREATING, _IMAGES)
+        written = (STATE, self.lock, DEPLOYED, _CREATING, _IMAGES)
         return key.startswith(f"{self.prefix}/") and key.rpartition("/")[2] in written
 
     @abstractmethod

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,22 +53,21 @@ def test_excluded_nodes_are_the_job_s(here: Path, capsys: Capture) -> None:
     assert "#SBATCH --exclude=n1,n2" in out
 
 
-def test_a_dry_run_of_a_thousand_nodes_takes_a_second_and_no_torch(here: Path) -> None:
+def test_a_dry_run_of_a_thousand_nodes_costs_less_than_starting_and_no_torch(here: Path) -> None:
     code = (
         "import sys, time\n"
         "from drillyard.cli import main as cli\n"
-        "try: cli.main(['accept', 'cluster.yaml', '--nodes', '1000', '--dry-run'])\n"
-        "except SystemExit as ended: assert not ended.code\n"
+        "for nodes in '2', '1000':\n"
+        "    try: cli.main(['accept', 'cluster.yaml', '--nodes', nodes, '--dry-run'])\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "    print(time.process_time(), file=sys.stderr)\n"
         "assert 'torch' not in sys.modules\n"
-        "print(time.process_time(), file=sys.stderr)\n"
     )
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # Of this process's own: others of the machine do not count.
-    assert float(done.stderr.split()[-1]) < 1.0, time.monotonic() - began
+    # The first pays for the imports (1.0 s of a fast core), on any machine far more than the plan.
+    first, both = map(float, done.stderr.split()[-2:])
+    assert both - first < first
     assert "#SBATCH --nodes=1000" in done.stdout
 
 

@@ -90,6 +90,7 @@ def test_the_backend_has_no_secret_and_another_address_as_clients_of_s3_take_it(
         ("team/default.tfstate.tflock", True),
         ("team/creating.json", True),
         ("team/images.json", True),
+        ("team/deployed.json", True),
         ("team/team/cluster/default.tfstate", True),
         ("team/notes.txt", False),
         ("team2/default.tfstate", False),

@@ -22,15 +22,13 @@ from drillyard.provision.clouds import state_bucket
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Stages, held_state
 from drillyard.provision.provider_errors import kind_of
-from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.state_bucket import DEPLOYED, StateBucket
 from drillyard.provision.state_lock import HeldLock, read_lock
 from drillyard.provision.terraform_engine import remove_empty_directories, working_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.toolkit.blueprint import BASE, IMAGE
 from drillyard.provision.toolkit.gcluster import Gcluster, GclusterProgram, find_gcluster
 
-_DEPLOYED = "deployed.json"
-"""In the bucket: a hash of the files that were deployed last."""
 _ATTEMPTS = 4
 GROUPS = ("google_compute_instance_group_manager",)
 LEFT = (*GROUPS, "google_compute_instance", "google_compute_resource_policy")
@@ -53,7 +51,7 @@ def deploy(request: Request, stages: Stages, program: GclusterProgram) -> Mappin
             request.report("the image of the nodes is there already")
         require_lock()
         gcluster.deploy([IMAGE] if has_image else [])
-        bucket.write(_DEPLOYED, f'{{"files": "{_files_hash(plan)}"}}\n'.encode())
+        bucket.write(DEPLOYED, f'{{"files": "{_files_hash(plan)}"}}\n'.encode())
     return settings
 
 
@@ -199,7 +197,7 @@ def _files_hash(plan: ClusterPlan) -> str:
 def _guard_jobs(request: Request, stages: Stages, bucket: StateBucket) -> None:
     """Raise UserError where what was deployed would change under jobs that go on, or may."""
     plan = request.plan
-    found = bucket.read(_DEPLOYED)
+    found = bucket.read(DEPLOYED)
     deployed = {} if found is None else json_object(found[0])
     if not deployed or deployed.get("files") == _files_hash(plan):
         return
