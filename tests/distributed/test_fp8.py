@@ -53,7 +53,8 @@ def long_run(directory: str, precision: str) -> np.ndarray:
         model={"config": LLAMA | sizes, "init": "random"},
         training__precision=precision,
         training__steps=LONG,
-        training__global_batch_size=2,
+        training__micro_batch_size=4,
+        training__optimizer={"learning_rate": 2.0e-3},
     )
     trainer, _ = build(config)
     return run_steps(trainer, 0, LONG)[:, 0]
@@ -73,5 +74,5 @@ def test_a_resume_gives_the_same_bits(tmp_path: Path) -> None:
 def test_200_steps_end_within_two_per_cent_of_bf16(tmp_path: Path) -> None:
     write_documents(tmp_path)
     exact, near = (run_ranks(long_run, 1, str(tmp_path), each)[0] for each in ("bf16", "fp8"))
-    assert exact[-20:].mean() < 0.7 * exact[0]
-    np.testing.assert_allclose(near[-20:].mean(), exact[-20:].mean(), rtol=0.02)
+    assert exact[-40:].mean() < 0.7 * exact[0]
+    np.testing.assert_allclose(near[-40:].mean(), exact[-40:].mean(), rtol=0.02)

@@ -11,8 +11,8 @@ import torch
 
 
 class DeviceRates(NamedTuple):
-    """FLOP/s of a large product of matrices, bytes/s of a large copy (read plus written), and FLOP/s
-    of a large product in fp8, where it was asked for and the device is a GPU."""
+    """FLOP/s of a large product of matrices, bytes/s of a large copy (read plus written), and
+    FLOP/s of a large product in fp8, where it was asked for and the device is a GPU."""
 
     flops_per_second: float
     bytes_per_second: float

@@ -360,5 +360,5 @@ def test_fp8_products_are_faster_where_the_accelerator_has_them() -> None:
     assert cast.compute.value < 0.75 * exact.compute.value
     assert cast.activations.value > exact.activations.value
     assert cast.seconds.low.value < exact.seconds.low.value
-    with pytest.raises(UserError, match="fp8 peak .*\n--set training.precision=bf16"):
+    with pytest.raises(UserError, match=r"fp8 peak .*\n--set training.precision=bf16"):
         estimated(setup(precision="fp8"), accelerator="a100-80gb")
