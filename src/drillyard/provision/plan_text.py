@@ -49,6 +49,9 @@ _TITLES = {
     "nebius_compute_v1_filesystem": "shared file systems",
     "nebius_compute_v1_disk": "boot disks",
     "nebius_compute_v1_instance": "virtual machines",
+    "nebius_mk8s_v1_cluster": "clusters of Kubernetes",
+    "nebius_mk8s_v1_node_group": "groups of nodes",
+    "nebius_applications_v1alpha1_k8s_release": "applications of Nebius",
 }
 """What a kind of resource is called; others by their own name in words."""
 

@@ -18,6 +18,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
 from drillyard.provision.nebius.config import NebiusConfig
+from drillyard.provision.nebius.kubernetes_rules import kubernetes_problems
 from drillyard.provision.node_login import (
     DEFAULT_USER,
     NEW_KEY,
@@ -32,7 +33,7 @@ _PROJECT = re.compile(r"project-[a-z0-9]+")
 _CAPACITY = re.compile(r"capacityblockgroup-[a-z0-9]+")
 _MOUNT = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _NOT_HERE = (
-    *("version", "release_channel", "cpu_pool", "max_pods_per_node", "gpu_driver", "images"),
+    *("release_channel", "max_pods_per_node", "gpu_driver", "images"),
     *("compact_placement", "existing_bucket", "bucket_location", "bucket_keep_versions"),
     *("bucket_recover_days", "registry", "deletion_protection", "network"),
 )
@@ -49,13 +50,12 @@ def nebius_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     # Of `cluster.pools` one rule says all.
     own = [each for each in problems if each.path[:2] != ("cluster", "pools")]
     creation = cluster.cluster or CreationConfig()
-    settings = [
-        *_place(cluster),
-        *_login(cluster),
-        *_shared_storage(cluster),
-        *_access(creation),
-        *_unused(creation),
-    ]
+    section = cluster.section_as(NebiusConfig)
+    if section.orchestrator == "kubernetes":
+        of_kind = [*kubernetes_problems(cluster, section, creation, facts)]
+    else:
+        of_kind = [*_login(cluster), *_access(creation), *_of_kubernetes(cluster, creation)]
+    settings = [*_place(cluster), *_shared_storage(cluster), *of_kind, *_unused(creation)]
     pools = [each for each in found if not each.key]
     if not pools:
         return [*own, *settings]
@@ -238,6 +238,19 @@ def _access(creation: CreationConfig) -> Iterator[Problem]:
         yield Problem(("cluster", "authorized_networks"), message)
 
 
+def _of_kubernetes(cluster: ClusterConfig, creation: CreationConfig) -> Iterator[Problem]:
+    """Settings that only a cluster of Kubernetes has."""
+    message = (
+        "is of clusters of Kubernetes, and these are machines that runs reach by ssh: remove it, or"
+        " write nebius: {orchestrator: kubernetes}"
+    )
+    for key in ("version", "cpu_pool"):
+        if getattr(creation, key) != CreationConfig.model_fields[key].default:
+            yield Problem(("cluster", key), message)
+    if getattr(cluster, "kubernetes", None) is not None:
+        yield Problem(("kubernetes",), message)
+
+
 def _unused(creation: CreationConfig) -> Iterator[Problem]:
     for key in _NOT_HERE:
         if getattr(creation, key) != CreationConfig.model_fields[key].default:
@@ -249,8 +262,8 @@ def _unused(creation: CreationConfig) -> Iterator[Problem]:
             yield Problem(("cluster", "ranges", key), message)
     if creation.pools:
         message = (
-            "runs by ssh have one list of hosts, of one machine: remove it, and write a file of its"
-            " own, with another name, for each further machine or way of buying"
+            "a cluster of Nebius has one pool of GPU nodes: remove it, and write a file of its own,"
+            " with another name, for each further machine or way of buying"
         )
         yield Problem(("cluster", "pools"), message)
     if CLUSTER_LABEL in creation.labels:
