@@ -188,6 +188,7 @@ def status(
     """
     from drillyard.errors import UserError
     from drillyard.provision.cluster_status import cluster_status, drift_from_engine, status_text
+    from drillyard.provision.made_hosts import launch_file_of
     from drillyard.provision.provisioner import check_nodes, plan_file
 
     if (nodes := check_nodes(config, overrides or (), hardware=hardware)) is not None:
@@ -203,5 +204,6 @@ def status(
     if as_json:
         print_json(found.as_json())
     else:
-        typer.echo(status_text(found, shlex.quote(str(config))))
+        launch = launch_file_of(config, plan.launch_platform) if plan.launch_platform else config
+        typer.echo(status_text(found, shlex.quote(str(config)), shlex.quote(str(launch))))
     raise typer.Exit(3 if found.objects is None else int(not found.ready))

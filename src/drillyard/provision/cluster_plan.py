@@ -228,8 +228,8 @@ class ClusterPlan:
     fields: tuple[ExplainedField, ...] = ()
     """Why every field is as it is (`--explain`)."""
     launch_settings: Mapping[str, Any] | None = None
-    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`; of
-    a cluster of hosts its whole config, without the hosts."""
+    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`;
+    where it takes another file, all of that one, without hosts."""
     version_needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
@@ -265,6 +265,18 @@ class ClusterPlan:
     def has_kubernetes(self) -> bool:
         """Whether runs are pods of a cluster of Kubernetes."""
         return self.login is None and self.job_service is None and self.toolkit is None
+
+    @property
+    def control_plane(self) -> str:
+        """Terraform's address of the cluster of Kubernetes that it makes."""
+        kinds = {"nebius": "nebius_mk8s_v1_cluster", "google": "google_container_cluster"}
+        return f"{kinds[self.cloud]}.cluster"
+
+    @property
+    def launch_platform(self) -> str:
+        """The platform of the config that `up` writes for `launch`, beside the cluster's own;
+        empty: it completes the latter."""
+        return str((self.launch_settings or {}).get("platform", ""))
 
     @property
     def made_by_terraform(self) -> tuple[PlannedResource, ...]:

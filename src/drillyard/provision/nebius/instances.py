@@ -23,6 +23,7 @@ from drillyard.provision.terraform_document import (
 
 KIND = "nebius_compute_v1_instance"
 FILESYSTEM_KIND = "nebius_compute_v1_filesystem"
+DISK_KIND = "nebius_compute_v1_disk"
 GPU_CLUSTER_KIND = "nebius_compute_v1_gpu_cluster"
 MOUNT_TAG = "shared"
 BLOCK_BYTES = 4096
@@ -132,7 +133,7 @@ def _add_node(
     disk = add_named(
         document,
         settings,
-        "nebius_compute_v1_disk",
+        DISK_KIND,
         label,
         {
             **boot_disk(settings),
