@@ -24,7 +24,7 @@ from drillyard.provision.data_stores import DataStore, DataStores
 from drillyard.provision.kubeconfig_context import control_plane_of
 from drillyard.provision.node_request import hosts_of
 from drillyard.provision.provider_errors import kind_of
-from drillyard.provision.provisioner import require_created
+from drillyard.provision.provisioner import require_created, require_driven
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.toolkit.toolkit_cluster import take_down_deployment
@@ -52,6 +52,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     unknown. Raises UserError."""
     plan = request.plan
     require_created(plan)
+    require_driven(plan, "down")
     _require_unprotected(plan)
     if plan.toolkit is not None:
         take_down_deployment(

@@ -17,13 +17,12 @@ import yaml
 
 from drillyard.config.load import yaml_text
 from drillyard.plan_files import packaged_chart, write_plan_files
-from drillyard.provision.cluster_plan import CLUSTER_LABEL, ChartRelease, ClusterPlan
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, MADE_BY, ChartRelease, ClusterPlan
 from drillyard.provision.kubeconfig_context import context_name
 from drillyard.provision.nebius import apply_script
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
 
-_MADE_BY = "Made by `drillyard cluster plan --output`."
 _HEADER = """\
 #!/bin/sh
 # Cluster {name}: what `drillyard cluster up` does, in order. Made by `drillyard cluster plan --output`.
@@ -75,6 +74,8 @@ def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, t
     """The files of the directory by their paths in it: text and mode."""
     if plan.toolkit is not None:
         return {"README.md": (_toolkit_readme(plan, of_use), 0o644), **plan.toolkit.files}
+    if plan.recipe is not None:
+        return dict(plan.recipe.files)
     if plan.state_endpoint:
         return _of_nebius(plan, of_use)
     backend = {"gcs": {"bucket": plan.state_bucket, "prefix": plan.name}}
@@ -94,13 +95,13 @@ def _of_nebius(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple
         "backend.tf.json": _json(
             {"terraform": {"backend": apply_script.s3_backend(plan, plan.state_endpoint)}}
         ),
-        "README.md": apply_script.readme(plan, of_use, _MADE_BY, _removals(plan)),
+        "README.md": apply_script.readme(plan, of_use, MADE_BY, _removals(plan)),
         **_charts(plan),
     }
     if plan.has_kubernetes:
         text = yaml_text(dict(plan.launch_settings or {}), width=100)
-        files[apply_script.launch_file(plan)] = f"# {_MADE_BY}\n{text}"
-    script = apply_script.script(plan, _MADE_BY, list(_installs(plan)))
+        files[apply_script.launch_file(plan)] = f"# {MADE_BY}\n{text}"
+    script = apply_script.script(plan, MADE_BY, list(_installs(plan)))
     return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
 
 
@@ -124,7 +125,7 @@ def write_cluster_plan(
         directory,
         plan_directory(plan, of_use),
         script="apply.sh",
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         overwrite=overwrite,
     )
 
@@ -203,7 +204,7 @@ def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
     buckets = plan.terraform.get("resource", {}).get("google_storage_bucket", {}).values()
     return _README.format(
         name=plan.name,
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         project=plan.project,
         bucket=plan.state_bucket,
         back="\n".join(f"    {line}" for line in (*_removals(plan), "terraform destroy")),
@@ -229,7 +230,7 @@ def _toolkit_readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
     section = yaml.safe_dump(dict(plan.launch_settings or {}), sort_keys=False)
     return _TOOLKIT_README.format(
         name=plan.name,
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         project=plan.project,
         bucket=plan.state_bucket,
         section="".join(f"    {line}\n" for line in section.splitlines()),

@@ -213,6 +213,9 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
+    if plan.recipe is not None:
+        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output {plan.name}"
+        return
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices
     missing = [line.price_option for line in needed if line.usd_per_hour is None]

@@ -45,6 +45,7 @@ from drillyard.provision.node_request import (
     wait_for_nodes,
 )
 from drillyard.provision.prices import price_totals, require_prices
+from drillyard.provision.provisioner import require_driven
 from drillyard.provision.terraform_output import (
     Action,
     Change,
@@ -91,6 +92,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    require_driven(plan, "up")
     for name in secrets:
         if not os.environ.get(name):
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")

@@ -31,11 +31,12 @@ class NebiusConfig(PlatformSection):
     """A GPU cluster of Nebius: what runs are given to, what joins the nodes, what they share, and
     how one logs in to them."""
 
-    orchestrator: Literal["none", "kubernetes"] = Field(
+    orchestrator: Literal["none", "kubernetes", "soperator"] = Field(
         default="none",
         description=(
-            "What runs are given to: none (virtual machines, reached by ssh) or kubernetes (a"
-            " cluster of Managed Kubernetes, with queues)."
+            "What runs are given to: none (virtual machines, reached by ssh), kubernetes (a cluster"
+            " of Managed Kubernetes, with queues) or soperator (Slurm on it: `plan --output` writes"
+            " the settings of Nebius' recipe, which makes it)."
         ),
     )
     user: Login | None = Field(default=None, description="Login on the nodes; default: drillyard.")
@@ -69,6 +70,10 @@ class NebiusConfig(PlatformSection):
             "Shared file system that exists, mounted at storage.directory; it is never changed or"
             " removed."
         ),
+    )
+    jail_gib: PositiveInt | None = Field(
+        default=None,
+        description="Of soperator: size of the root that all nodes share; default: 2048.",
     )
     startup_script: LocalFile | None = Field(
         default=None,

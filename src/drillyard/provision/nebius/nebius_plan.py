@@ -17,6 +17,7 @@ from drillyard.provision.nebius.kubernetes_plan import kubernetes_plan
 from drillyard.provision.nebius.nebius_rules import nebius_problems
 from drillyard.provision.nebius.nebius_settings import DOMAIN, NebiusSettings, required_provider
 from drillyard.provision.nebius.networks import add_network
+from drillyard.provision.nebius.soperator import soperator_plan
 from drillyard.provision.node_login import verbatim
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices, stored_price
@@ -43,6 +44,8 @@ def nebius_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     prices = _prices(settings)
     if settings.section.orchestrator == "kubernetes":
         return kubernetes_plan(settings, bucket, prices, endpoint)
+    if settings.section.orchestrator == "soperator":
+        return soperator_plan(settings, prices)
     return _machines_plan(settings, bucket, prices, endpoint)
 
 

@@ -19,6 +19,7 @@ from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
 from drillyard.provision.nebius.config import NebiusConfig
 from drillyard.provision.nebius.kubernetes_rules import kubernetes_problems
+from drillyard.provision.nebius.soperator_rules import soperator_problems
 from drillyard.provision.node_login import (
     DEFAULT_USER,
     NEW_KEY,
@@ -53,8 +54,11 @@ def nebius_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     section = cluster.section_as(NebiusConfig)
     if section.orchestrator == "kubernetes":
         of_kind = [*kubernetes_problems(cluster, section, creation, facts)]
+    elif section.orchestrator == "soperator":
+        of_kind = [*_key(section), *soperator_problems(cluster, section, creation)]
     else:
-        of_kind = [*_login(cluster), *_access(creation), *_of_kubernetes(cluster, creation)]
+        of_kind = [*_login(section), *_access(creation), *_of_kubernetes(creation)]
+    of_kind += _of_others(cluster, section)
     settings = [*_place(cluster), *_shared_storage(cluster), *of_kind, *_unused(creation)]
     pools = [each for each in found if not each.key]
     if not pools:
@@ -168,10 +172,15 @@ def _reservation(pool: Pool) -> Iterator[Problem]:
             yield Problem(("reservation",), message)
 
 
-def _login(cluster: ClusterConfig) -> Iterator[Problem]:
-    section = cluster.section_as(NebiusConfig)
+def _login(section: NebiusConfig) -> Iterator[Problem]:
     if (wrong := user_problem(section.user or DEFAULT_USER)) is not None:
         yield Problem(("nebius", "user"), wrong)
+    yield from _key(section)
+    if section.startup_script is not None:
+        yield from _readable(("nebius", "startup_script"), script_text, section.startup_script)
+
+
+def _key(section: NebiusConfig) -> Iterator[Problem]:
     if section.identity_file in (None, "none"):
         message = (
             "missing: the key by which you log in to the nodes: ssh-keygen -t ed25519 -f"
@@ -180,8 +189,6 @@ def _login(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem(("nebius", "identity_file"), message)
     else:
         yield from _readable(("nebius", "identity_file"), public_key, str(section.identity_file))
-    if section.startup_script is not None:
-        yield from _readable(("nebius", "startup_script"), script_text, section.startup_script)
 
 
 def _readable(path: Path, read: Callable[[str], str], file: str) -> Iterator[Problem]:
@@ -238,17 +245,23 @@ def _access(creation: CreationConfig) -> Iterator[Problem]:
         yield Problem(("cluster", "authorized_networks"), message)
 
 
-def _of_kubernetes(cluster: ClusterConfig, creation: CreationConfig) -> Iterator[Problem]:
-    """Settings that only a cluster of Kubernetes has."""
-    message = (
-        "is of clusters of Kubernetes, and these are machines that runs reach by ssh: remove it, or"
-        " write nebius: {orchestrator: kubernetes}"
-    )
+def _of_kubernetes(creation: CreationConfig) -> Iterator[Problem]:
+    """Keys of `cluster:` that only a cluster of Kubernetes has."""
     for key in ("version", "cpu_pool"):
         if getattr(creation, key) != CreationConfig.model_fields[key].default:
-            yield Problem(("cluster", key), message)
-    if getattr(cluster, "kubernetes", None) is not None:
-        yield Problem(("kubernetes",), message)
+            yield Problem(("cluster", key), f"is of clusters of Kubernetes: {_KUBERNETES}")
+
+
+def _of_others(cluster: ClusterConfig, section: NebiusConfig) -> Iterator[Problem]:
+    """Settings of another orchestrator."""
+    if section.orchestrator != "kubernetes" and getattr(cluster, "kubernetes", None) is not None:
+        yield Problem(("kubernetes",), f"is of clusters of Kubernetes: {_KUBERNETES}")
+    if section.orchestrator != "soperator" and section.jail_gib is not None:
+        message = "is of Soperator: remove it, or write nebius: {orchestrator: soperator}"
+        yield Problem(("nebius", "jail_gib"), message)
+
+
+_KUBERNETES = "remove it, or write nebius: {orchestrator: kubernetes}"
 
 
 def _unused(creation: CreationConfig) -> Iterator[Problem]:
