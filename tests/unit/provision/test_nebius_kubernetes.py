@@ -24,9 +24,11 @@ from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
 from drillyard.launch.kubernetes.release import VALUES
+from drillyard.provision import run_guards
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.plan_document import ClusterPlanDocument, plan_document
+from drillyard.provision.terraform_output import Action, Change
 
 CLUSTER, GROUP = "nebius_mk8s_v1_cluster", "nebius_mk8s_v1_node_group"
 FILES, JOINED = "nebius_compute_v1_filesystem", "nebius_compute_v1_gpu_cluster"
@@ -324,3 +326,22 @@ def test_the_directory_installs_the_charts_and_has_the_file_for_launch(plans: Pl
         assert "gcloud storage" not in text and "gke_" not in text
     assert f"terraform state rm {FILES}.shared" in files["README.md"]
     assert files["README.md"].index("helm uninstall kueue") < files["README.md"].index("destroy")
+
+
+@pytest.mark.parametrize(
+    ("action", "because", "shrinks", "takes"),
+    [
+        ("update", ("labels",), False, False),
+        ("update", ("fixed_node_count",), False, False),
+        ("update", ("fixed_node_count",), True, True),
+        ("update", ("template",), False, True),
+        ("update", ("labels", "version"), False, True),
+        ("replace", ("parent_id",), False, True),
+        ("create", (), False, False),
+    ],
+)
+def test_a_change_that_takes_nodes_of_a_group_is_known(
+    action: Action, because: tuple[str, ...], shrinks: bool, takes: bool
+) -> None:
+    change = Change(f"{GROUP}.gpu", GROUP, action, because, shrinks)
+    assert run_guards._takes_nodes(change) == takes
