@@ -202,13 +202,14 @@ def test_the_gpu_nodes_are_what_machine_and_way_of_buying_demand(
 def test_the_nodes_share_a_file_system_that_terraform_never_destroys(plans: Plans) -> None:
     found = plans["gpu-h100-sxm", "on-demand", 0]
     assert bodies(found, FILES)["shared"]["lifecycle"] == {"prevent_destroy": True}
-    template = bodies(found, GROUP)["gpu"]["template"]
-    (mounted,) = template["filesystems"]
-    assert mounted["existing_filesystem"] == {"id": f"${{{FILES}.shared.id}}"}
-    content = yaml.safe_load(template["cloud_init_user_data"])
-    commands = [" ".join(each) for each in content["runcmd"]]
-    assert "mount /mnt/shared" in commands and commands[-1] == "chown 10001: /mnt/shared"
-    assert "filesystems" not in bodies(found, GROUP)["cpu"]["template"]
+    # Of the controllers' nodes, too: pods without GPUs read runs.
+    for label in ("cpu", "gpu"):
+        template = bodies(found, GROUP)[label]["template"]
+        (mounted,) = template["filesystems"]
+        assert mounted["existing_filesystem"] == {"id": f"${{{FILES}.shared.id}}"}
+        content = yaml.safe_load(template["cloud_init_user_data"])
+        commands = [" ".join(each) for each in content["runcmd"]]
+        assert "mount /mnt/shared" in commands and commands[-1] == "chown 10001: /mnt/shared"
     # One that exists stays as it is.
     other = plans["gpu-h100-sxm", "on-demand", 2]
     template = bodies(other, GROUP)["gpu"]["template"]
