@@ -18,7 +18,7 @@ from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import kill_and_wait
 from tests.integration.provision.joined_nebius import JoinedNebius, fake_node
 from tests.integration.provision.nebius_project import CONTROL_PLANE, FILES, GROUP, VM
-from tests.integration.provision.project import until
+from tests.integration.provision.project import TIMEOUT_SECONDS, until
 
 from drillyard.config.load import load_cluster_config
 
@@ -60,7 +60,7 @@ def launch(project: JoinedNebius, name: str) -> subprocess.CompletedProcess[str]
         env=project.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_SECONDS,
     )
 
 
