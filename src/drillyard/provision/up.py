@@ -18,7 +18,7 @@ from typing import Any
 
 from drillyard.config.load import yaml_text
 from drillyard.config.yaml_document import parse_document
-from drillyard.errors import UnreachableError, UserError
+from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.clouds import cloud_of, state_bucket
@@ -31,17 +31,20 @@ from drillyard.provision.installer_images import (
     with_digests,
 )
 from drillyard.provision.launch_file import launch_values, with_values
-from drillyard.provision.made_hosts import HOST_KINDS, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.made_hosts import (
+    MadeHost,
+    launch_values_of_hosts,
+    made_hosts,
+    planned_hosts,
+)
 from drillyard.provision.node_request import (
-    GROUP_KIND,
-    hosts_of,
     spent_requests,
     wait_for_nodes,
 )
 from drillyard.provision.prices import price_totals, require_prices
+from drillyard.provision.provisioner import require_driven
+from drillyard.provision.run_guards import DESTROYING, guard_runs
 from drillyard.provision.terraform_output import (
-    Action,
-    Change,
     PlannedChanges,
     StateResource,
     changes_text,
@@ -49,16 +52,6 @@ from drillyard.provision.terraform_output import (
 from drillyard.provision.toolkit.gcluster import find_gcluster
 from drillyard.provision.toolkit.toolkit_cluster import deploy
 from drillyard.safe_files import describe_os_error, rewrite_file
-
-_POOLS = ("google_container_node_pool", "google_container_cluster")
-_IN_PLACE = {
-    *("labels", "effective_labels", "terraform_labels"),
-    *("metadata", "desired_status", "deletion_protection"),
-    *("stopped", "labels_all", "resource_version", "updated_at", "status"),
-}
-"""What of a host changes while it runs, or starts it."""
-_DESTROYING: tuple[Action, ...] = ("replace", "delete")
-CLUSTER = "google_container_cluster.cluster"
 
 
 @dataclass(frozen=True)
@@ -80,6 +73,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    require_driven(plan, "up")
     for name in secrets:
         if not os.environ.get(name):
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
@@ -115,7 +109,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             _apply(opened, stages)
             state = opened.bucket.resources()
             if plan.has_kubernetes:
-                context = stages.write_context(plan, state[CLUSTER].attributes)
+                context = stages.write_context(plan, state[plan.control_plane].attributes)
                 request.report(f"context {context} is in your kubeconfig")
                 opened.require_lock()
                 digests = _recorded_digests(opened, digests)
@@ -165,6 +159,16 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
     stages.install_releases(compared.plan, context)
     return MadeCluster(context or "", {})
+
+
+def separate_launch_values(plan: ClusterPlan, made: MadeCluster) -> dict[str, Any]:
+    """The config for `launch` of a plan that has one of its own (`ClusterPlan.launch_platform`)."""
+    if plan.login is not None:
+        return launch_values_of_hosts(plan, made.hosts)
+    values = dict(plan.launch_settings or {})
+    if made.secrets:
+        values["kubernetes"] = {**values["kubernetes"], "secrets": dict(made.secrets)}
+    return values
 
 
 @dataclass(frozen=True)
@@ -256,9 +260,9 @@ def _apply(opened: Session, stages: Stages) -> None:
         request.report(f"changed by others: {address} ({'gone' if action == 'delete' else action})")
     for line in changes_text(changes.wanted):
         request.report(line)
-    _guard_runs(opened, stages, changes)
+    guard_runs(opened, stages, changes)
     if changes.addresses("update", "replace", "delete"):
-        destroyed = changes.addresses(*_DESTROYING)
+        destroyed = changes.addresses(*DESTROYING)
         cost = f", which destroys {len(destroyed)} of them" if destroyed else ""
         request.confirm(f"Change what exists{cost}?")
     opened.require_lock()
@@ -285,93 +289,6 @@ def _adopt_kept_data(opened: Session) -> None:
             continue
         if stores.find(body_of(plan, each.address)["name"]) is not None:
             adopt(plan, opened.terraform, state, each.address, request.report)
-
-
-def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
-    """Raise UserError where runs would lose their nodes, or jobs of a service what they use."""
-    if opened.request.plan.job_service is not None:
-        _guard_jobs(opened, stages, changes.addresses(*_DESTROYING))
-        return
-    endangered = [each for each in changes.wanted if _takes_nodes(each)]
-    state = opened.bucket.resources()
-    # One that an interrupted command left half-made never took runs.
-    endangered = [each for each in endangered if not _is_tainted(state, each.address)]
-    if endangered and opened.request.plan.login is not None:
-        hosts = hosts_of(opened.request.plan, state, stages.node_request)
-        # A request that was never granted, or whose nodes are gone, is nobody's.
-        if hosts:
-            _guard_hosts(opened, stages, endangered, hosts)
-        return
-    if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
-        return
-    if any(each.address == CLUSTER for each in endangered):
-        raise UserError(
-            f"{CLUSTER}: cannot be changed in place, and a new one would leave the volumes and load"
-            f" balancers of the old one behind\nUndo the change, or remove the cluster first:"
-            f" {opened.request.down_command}\nNothing was changed."
-        )
-    context = stages.write_context(opened.request.plan, state[CLUSTER].attributes)
-    if runs := list(stages.running_workloads(context)):
-        pools = ", ".join(each.address.partition(".")[2] for each in endangered)
-        raise UserError(
-            f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
-            f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
-            " runs cancel RUN. Nothing was changed."
-        )
-
-
-def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> None:
-    """Raise UserError where jobs go on, or may, while something of theirs is destroyed."""
-    if not destroyed:
-        return
-    names = ", ".join(destroyed[:5])
-    try:
-        jobs = list(stages.running_jobs(opened.request.plan))
-    except UserError as error:
-        raise UserError(
-            f"{names}: would be replaced or removed, and whether runs go on is not known:"
-            f" {error}\nNothing was changed."
-        ) from None
-    if jobs:
-        raise UserError(
-            f"{names}: would be replaced or removed, while runs go on: {', '.join(jobs[:5])}\nWait"
-            " for them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
-        )
-
-
-def _takes_nodes(change: Change) -> bool:
-    """Whether runs on the nodes of a pool, or on a host, would end."""
-    if change.kind in HOST_KINDS:
-        stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
-        return change.action in _DESTROYING or stops
-    if change.kind == GROUP_KIND:
-        return change.action in _DESTROYING
-    return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
-
-
-def _guard_hosts(
-    opened: Session, stages: Stages, endangered: Sequence[Change], hosts: Sequence[MadeHost]
-) -> None:
-    names = ", ".join(each.address.partition(".")[2] for each in endangered[:5])
-    try:
-        runs = list(stages.running_on_hosts(opened.request.plan, hosts))
-    except UnreachableError as error:
-        raise UserError(
-            f"{names}: would be stopped, replaced or removed, and whether runs go on is not known:"
-            f" {error}\nUndo the edit, with which `up` starts what is stopped, then edit again; or"
-            f" remove the cluster first: {opened.request.down_command}\nNothing was changed."
-        ) from None
-    if runs:
-        raise UserError(
-            f"{names}: would be stopped, replaced or removed, while runs use the hosts:"
-            f" {', '.join(runs[:5])}\nWait for them, or cancel them: drillyard runs cancel RUN."
-            " Nothing was changed."
-        )
-
-
-def _is_tainted(state: dict[str, Any], address: str) -> bool:
-    found = state.get(address)
-    return bool(found and found.tainted)
 
 
 @contextlib.contextmanager
