@@ -158,6 +158,22 @@ class Launcher(ABC, Generic[_Run]):
     def _resubmit(self, run: _Run, secrets_json: PlanFile) -> None:
         """Submit a run that is over again, from its launch directory."""
 
+    def _check(self, plan: Plan) -> None:
+        """Ask what only the cluster knows about a plan, before anything is changed. Raises
+        UserError where it would not run."""
+
+    def _newest_submission(self, run: str) -> str | None:
+        """What identifies the newest submission of a run name, where `_submit_lock` looks at it;
+        None: there is none."""
+        return None
+
+    def _submit_lock(
+        self, handle: Handle, seen: str | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """The submit lock of a run. Raises UserError where another launch has it, or has submitted
+        since `_newest_submission` was `seen`. None here: the plan's own program has one."""
+        return contextlib.nullcontext()
+
     def _runs_named(self, names: Collection[str]) -> list[_Run]:
         return [run for run in self._runs() if run.status.handle.run in names]
 
@@ -186,10 +202,13 @@ class Launcher(ABC, Generic[_Run]):
         # Of an array, the first plan submits all runs; the others have no steps.
         if plan.steps:
             secrets_json = secrets_file(plan.files)
-            existing = self._free_names([job.run for job in plan.jobs], replace)
-            record = record_of(this_directory())
-            executed = dataclasses.replace(plan, files=(*plan.files, record))
-            self._execute(executed, secrets_json, existing)
+            seen = self._newest_submission(plan.handle.run)
+            self._check(plan)
+            with self._submit_lock(plan.handle, seen):
+                existing = self._free_names([job.run for job in plan.jobs], replace)
+                record = record_of(this_directory())
+                executed = dataclasses.replace(plan, files=(*plan.files, record))
+                self._execute(executed, secrets_json, existing)
         return plan.handle
 
     def _free_names(self, names: Collection[str], replace: bool) -> list[_Run]:
@@ -244,6 +263,7 @@ class Launcher(ABC, Generic[_Run]):
     def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
         """Submit a run that is over again; its trainer continues from the newest checkpoint.
         `given`: as for `cancel`."""
+        seen = self._newest_submission(run)
         found = self._find(run)
         status = found.status
         if not status.state.over:
@@ -256,7 +276,9 @@ class Launcher(ABC, Generic[_Run]):
             )
             for name in CONFIG_FILES
         ]
-        self._resubmit(found, secrets_file(configs))
+        secrets_json = secrets_file(configs)
+        with self._submit_lock(status.handle, seen):
+            self._resubmit(found, secrets_json)
         return status.handle
 
     # Reading.

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.plan import Call
 from drillyard.launch.run_status import State
+from drillyard.supervise.process_identity import node_name, this_process
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +251,106 @@ def test_a_run_that_is_over_is_resumed_as_it_was_planned(vertex: Vertex) -> None
     first, second = vertex.bodies
     assert first == second
     assert place.launcher.status("tiny").state is State.queued
+
+
+# Several launches of one name
+
+
+def answer(launch: Callable[[], object]) -> str:
+    """The handle, or the error."""
+    try:
+        return str(launch())
+    except UserError as error:
+        return str(error)
+
+
+LOCK = f"/gcs/{BUCKET}/.drillyard/c/tiny.submit-lock"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_of_launches_at_once_one_makes_a_job(vertex: Vertex, earlier: bool, replace: bool) -> None:
+    if earlier:
+        place = Place(vertex)
+        place.launcher.submit(place.plan())
+        vertex.enter(vertex.newest, "SUCCEEDED")
+    places = [Place(vertex) for _ in range(4)]
+    plans = [place.plan() for place in places]
+    together = threading.Barrier(len(places))
+
+    def launch(number: int) -> str:
+        together.wait()
+        return answer(lambda: places[number].launcher.submit(plans[number], replace=replace))
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        said = list(pool.map(launch, range(len(places))))
+    assert len(vertex.jobs) == 1 + earlier
+    assert said.count("vertex://c/tiny") == 1
+    for refusal in said:
+        assert refusal == "vertex://c/tiny" or "nothing was submitted" in refusal
+    assert places[0].launcher._files.stored(LOCK) is None
+
+
+@pytest.mark.parametrize("command", ["submit", "resume"])
+def test_a_launch_during_another_one_is_refused_with_its_process(
+    vertex: Vertex, command: str
+) -> None:
+    place, other = Place(vertex), Place(vertex)
+    place.launcher.submit(place.plan())
+    vertex.enter(vertex.newest, "FAILED")
+    said: list[str] = []
+    plan = other.plan()
+    vertex.on_created = lambda job: said.append(
+        answer(lambda: other.launcher.submit(plan, replace=True))
+    )
+    if command == "submit":
+        place.launcher.submit(place.plan())
+    else:
+        place.launcher.resume("tiny")
+    assert len(vertex.jobs) == 2
+    (refusal,) = said
+    assert "is being launched by another drillyard" in refusal
+    assert f"process {os.getpid()} on {node_name()}" in refusal
+
+
+def test_a_launch_that_was_made_since_this_one_looked_is_not_replaced(
+    vertex: Vertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other = Place(vertex), Place(vertex)
+    plan = place.plan()
+    monkeypatch.setattr(
+        place.launcher, "_check", lambda plan: other.launcher.submit(other.plan(), replace=True)
+    )
+    with pytest.raises(UserError, match=r"being launched by another .*job 4"):
+        place.launcher.submit(plan, replace=True)
+    assert [job.state.name for job in vertex.jobs.values()] == ["JOB_STATE_QUEUED"]
+
+
+@pytest.mark.parametrize(("client", "refused"), [({"started": 1}, False), ({}, True)])
+def test_the_lock_of_a_launch_that_was_killed_keeps_nobody_out(
+    vertex: Vertex, client: dict[str, int], refused: bool
+) -> None:
+    """Of the same number but another start time, the process that runs is a later one."""
+    place = Place(vertex)
+    owner = json.dumps(this_process().as_json() | client)
+    place.launcher._files.create(LOCK, owner.encode())
+    said = answer(lambda: place.launcher.submit(place.plan()))
+    assert ("is being launched" in said) is refused
+    assert len(vertex.jobs) == 1 - refused
+    if refused:
+        place.launcher._files.remove(LOCK)
+
+
+def test_a_lock_of_another_machine_is_refused_with_the_command_that_ends_it(vertex: Vertex) -> None:
+    place = Place(vertex)
+    client = {"host": "desk", "machine": "boot/1", "pid": 7, "started": 1}
+    place.launcher._files.create(LOCK, json.dumps(client).encode())
+    with pytest.raises(UserError, match="process 7 on desk") as refused:
+        place.launcher.submit(place.plan())
+    lock = f"gs://{BUCKET}/.drillyard/c/tiny.submit-lock"
+    assert f"gcloud storage rm {lock}" in str(refused.value)
+    assert vertex.jobs == {}
+    place.launcher._files.remove(LOCK)
 
 
 # What the service refuses

@@ -123,18 +123,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         result = self._helm(argv, plan.files)
         return require_success(result, f"{plan.handle}: helm template").stdout
 
-    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+    def _check(self, plan: Plan) -> None:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
-        # Without the right to list Secrets: require_cluster lists all rights that are missing.
-        seen = _uid(self._record(plan.handle.run, needed=False))
         for line in require_cluster(
             self._api, self._section, json.loads(plan.file(VALUES).content)
         ):
             print_notice(f"warning: {line}")
         require_accepted(self._api, self.rendered(plan))
-        with self._submit_lock(plan.handle, seen):
-            return super().submit(plan, replace=replace)
 
     def idle_nodes(self, request: LaunchRequest) -> list[str] | None:
         return nodes.idle_nodes(self._api, request)
@@ -148,10 +144,12 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         context = ("--context", self._section.context) if self._section.context else ()
         return shlex.join(["kubectl", *context, "uncordon", node])
 
+    def _newest_submission(self, run: str) -> str | None:
+        # Without the right to list Secrets: require_cluster lists all rights that are missing.
+        return _uid(self._record(run, needed=False))
+
     @contextlib.contextmanager
     def _submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
-        """Take the submit lock. Raises UserError where another launch has it, or has had it since
-        the run's record was the one with the uid `seen`."""
         from drillyard.launch.kubernetes.submit_lock import submit_lock
 
         with submit_lock(self._api, handle, self._section.grace_seconds):

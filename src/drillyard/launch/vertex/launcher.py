@@ -5,23 +5,23 @@ Jobs are found by their labels, so every machine sees the same runs; one whose r
 in the cluster's bucket is somebody else's and left alone. The service reports whether a
 job waits, runs or has ended; state.json and the logs, which the agents write into the bucket, hold
 the rest. Cloud Logging has the same lines: `gcloud ai custom-jobs stream-logs ID --region REGION`.
-There is no submit lock, only a check before the request: of two submissions in the same second the
-agents' fence lets the newer one continue and ends the other.
+Of several launches of a name at once, the one that gets the submit lock makes its job; the others
+are refused (submit_lock.py).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.launcher import Launcher
+from drillyard.launch.launcher import Launcher, being_launched_error
 from drillyard.launch.plan import Call, Plan, new_secret
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
@@ -71,13 +71,25 @@ class VertexLauncher(Launcher[VertexRun]):
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
 
-    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+    def _check(self, plan: Plan) -> None:
         from drillyard.launch.vertex.service import parse_request
 
         for step in plan.steps[1:]:
             assert isinstance(step, Call)
             parse_request(step.body)
-        return super().submit(plan, replace=replace)
+
+    def _newest_submission(self, run: str) -> str | None:
+        return next((job_id(job) for job in self._jobs(run)), None)
+
+    @contextmanager
+    def _submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
+        from drillyard.launch.vertex.submit_lock import submit_lock
+
+        with submit_lock(self._files, self.cluster, handle, _CANCEL_SECONDS):
+            newest = self._newest_submission(handle.run)
+            if newest not in (None, seen):
+                raise being_launched_error(handle, f"job {newest}")
+            yield
 
     def drain(self, node: str, reason: str) -> str | None:
         instead = "the service chooses machines: launch again, and report this one to its support"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
-from drillyard.launch.launcher import Launcher
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.programs import Programs, Result
 
@@ -130,9 +130,12 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     monkeypatch.chdir(here)
     server = Server("Kubernetes cluster unreachable", None)
     made = launcher(server)
+    # What the cluster is asked before, and its lock, are not the subject.
+    monkeypatch.setattr(made, "_check", lambda plan: None)
+    monkeypatch.setattr(made, "_submit_lock", lambda handle, seen: nullcontext())
     plan = made.plan(request(cluster("kubernetes", None, **SETTINGS), WORKLOAD))
     with pytest.raises(UserError):
-        Launcher.submit(made, plan)
+        made.submit(plan)
     annotations = server.values["annotations"]
     planned = json.loads(plan.file("values.json").content)["annotations"]
     assert annotations == planned | {"drillyard/launched-from": this_directory().as_json()}
@@ -141,7 +144,7 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     monkeypatch.chdir(elsewhere)
     for replaces in (False, True):
         with pytest.raises(UserError) as refused:
-            Launcher.submit(made, plan, replace=replaces)
+            made.submit(plan, replace=replaces)
         assert f"launched from {here}" in str(refused.value)
         assert "--replace" not in str(refused.value)
     done = {"status": {"conditions": [{"type": "Completed", "status": "True"}]}}
