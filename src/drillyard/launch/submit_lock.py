@@ -23,6 +23,7 @@ from drillyard.errors import UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.agent.submit import has_expired
 from drillyard.launch.remote_files import print_notice
+from drillyard.launch.run_status import Handle
 from drillyard.supervise.process_identity import process_of, this_process
 
 _TRIES = 10
@@ -74,6 +75,14 @@ def held(place: LockPlace, seconds: float, taken: Callable[[str], UserError]) ->
             place.delete(tag)
         except UserError as error:
             print_notice(f"warning: {place.title}, the lock, was not deleted: {error}")
+
+
+def being_launched_error(handle: Handle, whose: str) -> UserError:
+    """The error where another launch, described by `whose`, has the run."""
+    return UserError(
+        f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
+        f"see drillyard runs status {handle}; give this run another name, or launch it again later"
+    )
 
 
 def _taken(place: LockPlace, seconds: float, taken: Callable[[str], UserError]) -> str:

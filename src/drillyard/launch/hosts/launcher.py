@@ -48,19 +48,19 @@ from drillyard.launch.hosts.plan import (
     plan_again,
     plan_of,
 )
-from drillyard.launch.launched_from import NameGiven, recorded
+from drillyard.launch.launched_from import NameGiven, recorded, require_launched_here
 from drillyard.launch.launcher import (
     AFTER_STOP_SECONDS,
     Launcher,
-    being_launched_error,
+    NotListedError,
     cancel_notice,
-    require_launched_here,
 )
 from drillyard.launch.plan import Plan, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, accelerators_of, agent_files
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
-from drillyard.launch.request import Cancellation, LaunchRequest
+from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
+from drillyard.launch.submit_lock import being_launched_error
 from drillyard.launch.sync_archive import CARRY, archive_of_directory
 from drillyard.plan_files import PlanFile
 from drillyard.programs import (
@@ -144,9 +144,7 @@ class HostsLauncher(Launcher[HostRun]):
         ssh = self.cluster.section
         return tuple(ssh.hosts) if isinstance(ssh, SshConfig) else status.hosts
 
-    # What the shared flow needs.
-
-    def _runs(self) -> list[HostRun]:
+    def find(self, names: Collection[str] | None = None) -> list[HostRun]:
         runs = []
         for seen in self._ask_head(["list", "--cluster", self.cluster.name]).printed_json():
             entry = seen["entry"]
@@ -155,17 +153,10 @@ class HostsLauncher(Launcher[HostRun]):
                 runs.append(HostRun(entry["launch_directory"], run_status(handle, seen)))
         return runs
 
-    def _open_files(self) -> Files:
+    def files(self) -> Files:
         return open_files(self._hosts[0], self.programs)
 
-    def _free_names(self, names: Collection[str], replace: bool) -> list[HostRun]:
-        try:
-            return super()._free_names(names, replace)
-        except HeadFailed:
-            # The check of all hosts reports that, together with every other problem.
-            return []
-
-    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[HostRun]) -> None:
+    def execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[HostRun]) -> None:
         for run in existing:
             self._end_leftovers(run)
         # A copy that has the secret: it is never shown or written as a plan.
@@ -265,7 +256,7 @@ class HostsLauncher(Launcher[HostRun]):
             titles, argvs, self.programs, stdin=stdin, seconds=_SECONDS.get(stage, _OTHER_SECONDS)
         )
 
-    def _resubmit(self, run: HostRun, secrets_json: PlanFile) -> None:
+    def resubmit(self, run: HostRun, secrets_json: PlanFile) -> None:
         job = Job(**self._job_json(run))
         if job.nodes != len(self._hosts):
             raise UserError(
@@ -273,20 +264,13 @@ class HostsLauncher(Launcher[HostRun]):
                 f" has {len(self._hosts)}; launch its run config again: it continues from its"
                 " checkpoint"
             )
-        self._execute(plan_again(self._layout, job), secrets_json, [run])
+        self.execute(plan_again(self._layout, job), secrets_json, [run])
 
-    def _may_still_run(self, run: HostRun) -> bool:
+    def may_still_run(self, run: HostRun) -> bool:
         # Its leader died and reported nothing, perhaps on a host that does not answer now.
         return run.status.state is State.failed
 
-    def cancel(self, run: str, *, given: NameGiven | None = None) -> Cancellation:
-        """Stop a run on all hosts. Raises UserError where a host could not be reached."""
-        try:
-            return super().cancel(run, given=given)
-        except HeadUnreachable as error:
-            raise self._stop_without_head(run, given, error) from None
-
-    def _stop(self, run: HostRun) -> RunStatus:
+    def stop(self, run: HostRun) -> RunStatus:
         seconds = self._stop_seconds(run)
         handle = run.status.handle
         with cancel_notice(handle, seconds):
@@ -387,11 +371,11 @@ class HostsLauncher(Launcher[HostRun]):
         words = [launch_directory, f"{grace_seconds:g}", *([submission] if submission else [])]
         return self._ask(hosts, words, grace_seconds + _STOP_SECONDS, _STOP)
 
-    def _stop_without_head(
-        self, run: str, given: NameGiven | None, error: UserError
-    ) -> UnreachableError:
-        """The head host does not answer: stop the run on the other hosts; returns the error that
-        reports both. Only agents of this user are stopped."""
+    def stop_unlisted(self, run: str, given: NameGiven | None, error: NotListedError) -> UserError:
+        """Where the head host cannot be reached: stop the run on the other hosts; returns the error
+        that reports both. Only agents of this user are stopped."""
+        if not isinstance(error, HeadUnreachable):
+            return error
         others = self._hosts[1:]
         handle = Handle(self.cluster.platform, self.cluster.name, run)
         launches: dict[str, list[Host]] = {}
@@ -501,7 +485,7 @@ def _error(
     return kind("\n".join([f"{plan.handle}: {what}:", *(f"  {line}" for line in problems)]))
 
 
-class HeadFailed(UserError):
+class HeadFailed(NotListedError):
     """The head host cannot list its runs."""
 
 

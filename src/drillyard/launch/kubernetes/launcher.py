@@ -16,7 +16,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,13 +46,14 @@ from drillyard.launch.kubernetes.run_status import (
     lost_nodes,
     status_of,
 )
-from drillyard.launch.launched_from import LaunchedFrom, NameGiven, recorded
-from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
-from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.kubernetes.submit_lock import submit_lock
+from drillyard.launch.launched_from import LaunchedFrom, recorded
+from drillyard.launch.launcher import Launcher, cancel_notice
 from drillyard.launch.plan import Plan, Program
 from drillyard.launch.remote_files import Files, print_notice
-from drillyard.launch.request import LaunchRequest, LogSelection
+from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus
+from drillyard.launch.submit_lock import being_launched_error
 from drillyard.plan_files import PlanFile
 from drillyard.programs import Result, defer_interrupt, require_success
 
@@ -123,7 +124,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         result = self._helm(argv, plan.files)
         return require_success(result, f"{plan.handle}: helm template").stdout
 
-    def _check(self, plan: Plan) -> None:
+    def check(self, plan: Plan) -> None:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
         for line in require_cluster(
@@ -144,31 +145,23 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         context = ("--context", self._section.context) if self._section.context else ()
         return shlex.join(["kubectl", *context, "uncordon", node])
 
-    def _newest_submission(self, run: str) -> str | None:
+    def newest_submission(self, run: str) -> str | None:
         # Without the right to list Secrets: require_cluster lists all rights that are missing.
         return _uid(self._record(run, needed=False))
 
     @contextlib.contextmanager
-    def _submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
-        from drillyard.launch.kubernetes.submit_lock import submit_lock
-
+    def submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
         with submit_lock(self._api, handle, self._section.grace_seconds):
             record = self._record(handle.run)
             if record is not None and _uid(record) != seen:
                 raise self._taken_error(handle, record)
             yield
 
-    # What the shared flow needs.
-
-    def _runs(self) -> list[KubernetesRun]:
-        return self._found(f"{CLUSTER_LABEL}={self.cluster.name}")
-
-    def _runs_named(self, names: Collection[str]) -> list[KubernetesRun]:
-        return [
-            run
-            for name in names
-            for run in self._found(f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={name}")
-        ]
+    def find(self, names: Collection[str] | None = None) -> list[KubernetesRun]:
+        own = f"{CLUSTER_LABEL}={self.cluster.name}"
+        if names is None:
+            return self._found(own)
+        return [run for name in names for run in self._found(f"{own},{RUN_LABEL}={name}")]
 
     def _found(self, selector: str) -> list[KubernetesRun]:
         """The runs that a label selector matches, by their JobSet or Job and by Helm's records."""
@@ -233,10 +226,10 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             recorded(annotations.get(LAUNCHED_FROM, "")),
         )
 
-    def _launched_from(self, run: KubernetesRun) -> LaunchedFrom | None:
+    def launched_from(self, run: KubernetesRun) -> LaunchedFrom | None:
         return run.launched_from
 
-    def _open_files(self) -> Files:
+    def files(self) -> Files:
         from drillyard.launch.kubernetes.pod_files import PodFiles
 
         return PodFiles(self._api, self._section, self.programs, self._pod_of)
@@ -244,7 +237,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _pod_of(self, path: str) -> str | tuple[str, dict[str, Any]] | None:
         """A running pod of the run whose directory contains `path`, on a node that is not lost; of
         one that is over its name and pods' template."""
-        for run in self._runs():
+        for run in self.find():
             directory = run.status.run_directory
             if (directory and path.startswith(f"{directory}/")) or path == directory:
                 lost = lost_nodes(run.pods)
@@ -272,31 +265,26 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found: dict[str, Any] = next(each for each in objects if each and each["kind"] in kinds)
         return found
 
-    def _execute(
+    def execute(
         self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]
     ) -> None:
         for run in existing:
-            self._remove(run)
+            self.remove(run)
         (install,) = plan.steps
         assert isinstance(install, Program)
         self._install(plan.handle, install.argv, _with_annotation(plan))
 
-    def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
-        found = self._find(run)
-        handle = found.status.handle
-        if not found.status.state.over:
-            raise UserError(f"{handle}: is {found.status.state} and needs no resume")
-        self._require_launched_here(found, given, "resume")
-        with self._submit_lock(handle, found.record):
-            asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
-            values = require_success(asked, f"{handle}: helm get values").stdout
-            self._remove(found)
-            argv = install_argv(self._section, self.cluster.name, run)
-            self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
-        return handle
+    def configs(self, run: KubernetesRun) -> list[PlanFile]:
+        # Its secrets are in the release's values.
+        return []
 
-    def _resubmit(self, run: KubernetesRun, secrets_json: PlanFile) -> None:
-        raise AssertionError("resume installs the release again")
+    def resubmit(self, run: KubernetesRun, secrets_json: PlanFile) -> None:
+        handle = run.status.handle
+        argv = helm_argv(self._section, "get", "values", handle.run, "--output", "json")
+        values = require_success(self._helm(argv), f"{handle}: helm get values").stdout
+        self.remove(run)
+        argv = install_argv(self._section, self.cluster.name, handle.run)
+        self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
 
     def _install(self, handle: Handle, argv: Sequence[str], files: Sequence[PlanFile]) -> None:
         submission = secrets.token_hex(8)
@@ -337,7 +325,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found = self._api.listed(CORE, "secrets", selector, metadata=True, needed=needed)
         return found[-1] if found else None
 
-    def _stop(self, run: KubernetesRun) -> RunStatus:
+    def stop(self, run: KubernetesRun) -> RunStatus:
         name = run.status.handle.run
         if run.pods and all(pod["metadata"].get("deletionTimestamp") for pod in run.pods):
             for pod in run.pods:
@@ -346,32 +334,20 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             self._uninstall(run, "--keep-history")
         with cancel_notice(run.status.handle, self._section.grace_seconds):
             self._await_gone(name)
-        return self._find(name).status
+        return self.status(name)
 
-    def _may_still_run(self, run: KubernetesRun) -> bool:
+    def may_still_run(self, run: KubernetesRun) -> bool:
         return any(pod["metadata"].get("deletionTimestamp") for pod in run.pods)
 
-    def forget(self, run: str, *, given: NameGiven | None = None) -> Handle:
-        found = self._find(run)
-        self._require_launched_here(found, given, "forget")
-        if not found.status.state.over:
-            raise UserError(
-                f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"
-                f" {found.status.handle} ends it"
-            )
-        with self._submit_lock(found.status.handle, found.record):
-            self._remove(found)
-        return found.status.handle
-
-    def _remove(self, found: KubernetesRun) -> None:
+    def remove(self, run: KubernetesRun) -> None:
         """Remove a run that is over, with Helm's record, and wait until none of its objects is
         left. Raises UserError where another release has its name now."""
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods
 
-        self._uninstall(found)
-        run = found.status.handle.run
-        delete_reading_pods(self._api, run)
-        self._await_gone(run)
+        self._uninstall(run)
+        name = run.status.handle.run
+        delete_reading_pods(self._api, name)
+        self._await_gone(name)
 
     def _uninstall(self, found: KubernetesRun, *options: str) -> None:
         """Uninstall the release of a run. Raises UserError where another one has its name now."""
@@ -407,22 +383,13 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 )
             time.sleep(_POLL_SECONDS)
 
-    def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
+    def log_files(self, run: KubernetesRun) -> Files:
         from drillyard.launch.kubernetes.pod_logs import PodLogs
 
-        found = self._find(run)
-        selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}"
-        per_node = _processes_per_node(found.pods)
-        size = (found.status.nodes, per_node)
-        with contextlib.closing(
-            PodLogs(
-                self._api, selector, found.status.run_directory or "", self._open_files(), *size
-            )
-        ) as logs:
-            yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
-
-    def _is_over(self, run: KubernetesRun) -> Callable[[], bool]:
-        return lambda: self.status(run.status.handle.run).state.over
+        status = run.status
+        selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={status.handle.run}"
+        size = (status.nodes, _processes_per_node(run.pods))
+        return PodLogs(self._api, selector, status.run_directory or "", self.files(), *size)
 
     def _helm(self, argv: Sequence[str], files: Sequence[PlanFile] = ()) -> Result:
         """Run Helm in a directory with these files."""

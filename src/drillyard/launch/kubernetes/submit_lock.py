@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS
-from drillyard.launch.launcher import being_launched_error
 from drillyard.launch.run_status import Handle
-from drillyard.launch.submit_lock import FoundLock, held
+from drillyard.launch.submit_lock import FoundLock, being_launched_error, held
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ClusterApi

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS
-from drillyard.launch.launcher import being_launched_error
 from drillyard.launch.run_status import Handle
-from drillyard.launch.submit_lock import FoundLock, held
+from drillyard.launch.submit_lock import FoundLock, being_launched_error, held
 from drillyard.launch.vertex.config import bucket_of, mounted, uri_of
 
 if TYPE_CHECKING:

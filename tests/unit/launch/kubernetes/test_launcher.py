@@ -13,6 +13,7 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
+from drillyard.launch import run_changes
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.programs import Programs, Result
@@ -93,7 +94,7 @@ def test_a_run_that_was_replaced_since_it_was_read_is_not_removed(state: State) 
     found = KubernetesRun(RunStatus(HANDLE, state, 1), (), "old")
     made = launcher(server)
     with pytest.raises(UserError):
-        (made._remove if state.over else made._stop)(found)
+        (made.remove if state.over else made.stop)(found)
     assert server.uninstalled == 0
 
 
@@ -131,11 +132,11 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     server = Server("Kubernetes cluster unreachable", None)
     made = launcher(server)
     # What the cluster is asked before, and its lock, are not the subject.
-    monkeypatch.setattr(made, "_check", lambda plan: None)
-    monkeypatch.setattr(made, "_submit_lock", lambda handle, seen: nullcontext())
+    monkeypatch.setattr(made, "check", lambda plan: None)
+    monkeypatch.setattr(made, "submit_lock", lambda handle, seen: nullcontext())
     plan = made.plan(request(cluster("kubernetes", None, **SETTINGS), WORKLOAD))
     with pytest.raises(UserError):
-        made.submit(plan)
+        run_changes.submit(made, plan)
     annotations = server.values["annotations"]
     planned = json.loads(plan.file("values.json").content)["annotations"]
     assert annotations == planned | {"drillyard/launched-from": this_directory().as_json()}
@@ -144,13 +145,19 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     monkeypatch.chdir(elsewhere)
     for replaces in (False, True):
         with pytest.raises(UserError) as refused:
-            made.submit(plan, replace=replaces)
+            run_changes.submit(made, plan, replace=replaces)
         assert f"launched from {here}" in str(refused.value)
         assert "--replace" not in str(refused.value)
     done = {"status": {"conditions": [{"type": "Completed", "status": "True"}]}}
-    for change, state in ((made.cancel, {}), (made.resume, done), (made.forget, done)):
+    for change, state in (
+        (run_changes.cancel, {}),
+        (run_changes.resume, done),
+        (run_changes.forget, done),
+    ):
         server.jobsets[0] |= state
         with pytest.raises(UserError, match=re.escape(str(here))):
-            change(RUN, given=NameGiven(this_directory()))
+            change(made, RUN, given=NameGiven(this_directory()))
     assert server.uninstalled == 0
-    assert recorded(annotations["drillyard/launched-from"]) == made._launched_from(made._find(RUN))
+    assert recorded(annotations["drillyard/launched-from"]) == made.launched_from(
+        made.find_one(RUN)
+    )
