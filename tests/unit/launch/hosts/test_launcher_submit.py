@@ -28,7 +28,8 @@ from drillyard.launch import launcher as launcher_module
 from drillyard.launch import run_changes
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import TAKEN
-from drillyard.launch.hosts.launcher import MOST_AT_ONCE, HostsLauncher, ask_all, run_status
+from drillyard.launch.hosts.host_agents import MOST_AT_ONCE, ask_all
+from drillyard.launch.hosts.launcher import HostsLauncher, run_status
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.run_status import Handle
