@@ -14,7 +14,8 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch import run_changes
-from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
+from drillyard.launch.kubernetes.found_runs import KubernetesRun
+from drillyard.launch.kubernetes.launcher import KubernetesLauncher
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.programs import Programs, Result
 
@@ -84,7 +85,7 @@ def test_only_the_release_of_this_submission_is_removed_after_a_failure(
     made = launcher(server)
     argv = ("helm", "install", RUN, "chart", "--labels", "drillyard/cluster=c")
     with pytest.raises(UserError):
-        made._install(Handle("kubernetes", "c", RUN), argv, ())
+        made._releases.install(Handle("kubernetes", "c", RUN), argv, ())
     assert server.uninstalled == uninstalled
 
 
@@ -104,7 +105,7 @@ def test_a_name_that_is_taken_is_refused_with_a_run_or_release_that_exists(
 ) -> None:
     made = launcher(Server("cannot re-use a name that is still in use", "other", owner))
     with pytest.raises(UserError) as refused:
-        made._install(HANDLE, ("helm", "install", RUN, "chart", "--labels", "l=c"), ())
+        made._releases.install(HANDLE, ("helm", "install", RUN, "chart", "--labels", "l=c"), ())
     said = str(refused.value)
     # Only a run of this cluster config has a handle here.
     assert ("drillyard runs" in said) is (owner == "c")
