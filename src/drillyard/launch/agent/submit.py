@@ -33,7 +33,7 @@ from pathlib import Path
 
 from drillyard.supervise.process_identity import Process, process_of
 
-from .host_probe import running_agents
+from .host_check import running_agents
 from .index import index_directory, lock_of, noted_directory, write_entry
 from .job import LAUNCHED_FROM
 from .ownership import make_launch_directory, problem_of
