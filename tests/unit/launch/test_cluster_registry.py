@@ -60,14 +60,12 @@ def test_a_run_that_is_submitted_is_found_although_another_launch_took_its_clust
     asked = request(cluster())
     undo = remember_cluster(asked.cluster)
 
-    class Taken:
-        """A launcher, while whose submission the other launch of the config is refused."""
+    def submitted(_: object, plan: Plan, **__: Any) -> Handle:
+        # The other launch of the config is refused meanwhile.
+        undo()
+        return plan.handle
 
-        def submit(self, plan: Plan, **_: Any) -> Handle:
-            undo()
-            return plan.handle
-
-    monkeypatch.setattr(submission, "launcher_for", lambda _: Taken())
+    monkeypatch.setattr(submission, "submit", submitted)
     plans = [planned(asked)]
     assert list(submission.submit_plans(asked.cluster, plans)) == [plans[0].handle]
     assert [known.name for known in known_clusters()[0]] == ["c"]
