@@ -156,9 +156,10 @@ def test_a_cycle_is_found() -> None:
     assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
-def places_of(platform: str) -> tuple[str, str]:
-    """The packages that may name a platform: its launcher, and what makes its clusters."""
-    return f"{PLATFORMS[platform]}/", f"provision/{platform}/"
+def places_of(platform: str) -> tuple[str, ...]:
+    """The places that may name a platform: its launcher, and what makes its clusters."""
+    makers = {"slurm": "provision/nebius/soperator.py"}
+    return f"{PLATFORMS[platform]}/", makers.get(platform, f"provision/{platform}/")
 
 
 def platforms_named(place: str, tree: ast.Module) -> list[str]:
