@@ -169,6 +169,21 @@ def _technique_rows() -> list[Row]:
             240,
             three | {"recompute": "auto", "optimizer": "adamw-8bit"},
         ),
+        *(
+            Row(
+                f"3B at 4,096: trainer, fp8, {scaling}",
+                "speed:ours",
+                240,
+                three | {"recompute": "auto", "fp8_scaling": scaling},
+            )
+            for scaling in ("tensorwise", "rowwise")
+        ),
+        Row(
+            "8B at 4,096, LoRA r=16: trainer, fp8",
+            "speed:ours",
+            240,
+            eight | {"sequence_length": 4096, "lora": rank_16, "fp8_scaling": "tensorwise"},
+        ),
         Row(
             "8B at 4,096, LoRA r=16: trainer, checkpointing auto",
             "speed:ours",

@@ -68,11 +68,13 @@ def ours(
     fsdp2: bool = False,
     compiled: bool | str = "auto",
     optimizer: str = "adamw",
+    fp8_scaling: str | None = None,
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
     among the one rank, as where weights do not fit whole.
-    `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`."""
+    `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`;
+    with `fp8_scaling` the products are done in fp8."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -80,7 +82,8 @@ def ours(
             setting,
             model,
             sequence_length=sequence_length,
-            precision="bf16",
+            precision="fp8" if fp8_scaling else "bf16",
+            fp8_scaling=fp8_scaling,
             compile=compiled,
             optimizer={"name": optimizer, "learning_rate": 1.0e-3},
             micro_batch_size=size,

@@ -29,8 +29,13 @@ SMALLEST_FLEX_HEAD: Final = 16
 (torch/_inductor/kernel/flex/flex_attention.py)."""
 NF4_BLOCK: Final = 64
 """Numbers of a row that share a magnitude in nf4 (models/nf4.py)."""
-MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
-"""Bytes of a parameter, and of its gradient, by compute precision: bf16 keeps fp32 masters."""
+MASTER_BYTES: Final = {"bf16": 4, "fp8": 4, "fp32": 4, "fp64": 8}
+"""Bytes of a parameter, and of its gradient, by compute precision: bf16 and fp8 keep fp32
+masters."""
+HALF: Final = ("bf16", "fp8")
+"""Precisions under which all but the products that fp8 does is computed in bf16."""
+FP8_MULTIPLE: Final = 16
+"""Sizes of the operands of an fp8 product are multiples of it (torch._scaled_mm)."""
 
 
 def resolve_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
@@ -47,6 +52,11 @@ def resolve_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> i
     """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at
     most LARGEST_CHUNK."""
     return configured or max(1, min(LARGEST_CHUNK, -(-tokens_per_micro_batch // 4)))
+
+
+def fp8_fits(inputs: int, outputs: int) -> bool:
+    """Whether the products of a linear layer, forward and backward, can be done in fp8."""
+    return inputs % FP8_MULTIPLE == 0 and outputs % FP8_MULTIPLE == 0
 
 
 def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float) -> bool:

@@ -378,9 +378,19 @@ class TrainingConfig(StrictModel):
             "Sequences per step over all ranks; fixes the batch whatever the number of ranks."
         ),
     )
-    precision: Literal["bf16", "fp32", "fp64"] = Field(
+    precision: Literal["bf16", "fp8", "fp32", "fp64"] = Field(
         default="bf16",
-        description="Compute precision; master weights and reductions are fp32 under bf16.",
+        description=(
+            "Compute precision; master weights and reductions are fp32 under bf16. `fp8`: bf16 with"
+            " the products of linear layers in 8 bits, by torchao."
+        ),
+    )
+    fp8_scaling: Literal["tensorwise", "rowwise"] | None = Field(
+        default=None,
+        description=(
+            "Scales of operands under `precision: fp8`: one each, or one for each row; default:"
+            " `tensorwise`, which is faster."
+        ),
     )
     optimizer: OptimizerConfig = Field(
         description="Optimizer and its constants.", examples=[{"learning_rate": 2.0e-5}]

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from drillyard.config.kernel_rules import FP8_MULTIPLE, HALF
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
 from drillyard.config.problems import (
     Path,
@@ -71,6 +72,7 @@ def check_run(
         *_length(config),
         *_schedule(config),
         *_device(config, has_gpu),
+        *_fp8(config),
         *_not_available(config),
         *_ranks(config, num_ranks),
         *_evaluation(config),
@@ -428,10 +430,35 @@ def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:
             f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager"
         )
         yield problem("model.attention", message)
-    if attention == "varlen" and precision != "bf16":
+    if attention == "varlen" and precision not in HALF:
         yield problem(
             "model.attention",
             f"varlen attention computes in bf16 only, and precision is {precision}",
+        )
+
+
+def _fp8(config: RunConfig) -> Iterator[Problem]:
+    training = config.training
+    if training.precision != "fp8":
+        if training.fp8_scaling is not None:
+            yield problem(
+                "training.fp8_scaling",
+                f"has no effect under precision {training.precision}; write precision: fp8, or"
+                " remove it",
+            )
+        return
+    length = config.data.sequence_length
+    if length % FP8_MULTIPLE:
+        lower = length // FP8_MULTIPLE * FP8_MULTIPLE
+        near = " or ".join(str(each) for each in (lower, lower + FP8_MULTIPLE) if each)
+        yield problem(
+            "data.sequence_length", f"fp8 products need a multiple of {FP8_MULTIPLE}; write {near}"
+        )
+    if config.model.quantization is not None:
+        yield problem(
+            "model.quantization",
+            "its weights are multiplied in bf16 and not in fp8; write precision: bf16, or remove"
+            " it",
         )
 
 

@@ -81,12 +81,19 @@ def _attention_share(row: MeasuredRun) -> float:
 
 def best_rates(accelerator: Accelerator, precision: str, kind: Rate | None = None) -> Rates | None:
     """The best published matmul rate (or the peak, where there is none) and the memory's bandwidth;
-    None where they are not known. With `kind` only that one."""
-    chosen: Rate = kind or ("peak" if accelerator.achievable(precision) is None else "achievable")
-    flops = accelerator.peak(precision) if chosen == "peak" else accelerator.achievable(precision)
-    if flops is None or accelerator.memory_bandwidth_gb_per_s is None:
+    None where they are not known. With `kind` only that one. Under fp8 both it and bf16 are needed,
+    in which the rest of a step is computed."""
+    computed = ("bf16", "fp8") if precision == "fp8" else (precision,)
+    known = all(accelerator.achievable(each) is not None for each in computed)
+    chosen: Rate = kind or ("achievable" if known else "peak")
+    flops, *fp8 = (
+        accelerator.peak(each) if chosen == "peak" else accelerator.achievable(each)
+        for each in computed
+    )
+    if flops is None or None in fp8 or accelerator.memory_bandwidth_gb_per_s is None:
         return None
-    return Rates(chosen, flops, accelerator.fact("memory_bandwidth_gb_per_s") * 1e9)
+    memory = accelerator.fact("memory_bandwidth_gb_per_s") * 1e9
+    return Rates(chosen, flops, memory, *fp8)
 
 
 def select_reference_runs(

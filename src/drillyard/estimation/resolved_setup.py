@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from drillyard.config.kernel_rules import (
+    HALF,
     AttentionKernel,
     fastest_kernel,
     resolve_compile,
@@ -306,7 +307,7 @@ def _kernel(
     }
     return fastest_kernel(
         device_type,
-        half=config.training.precision == "bf16",
+        half=config.training.precision in HALF,
         softcap=fields.get("attn_logit_softcapping"),
         dropout=fields.get("attention_dropout") or fields.get("attn_pdrop") or 0.0,
         head_dim=spec.head_dim if spec.blocks else None,

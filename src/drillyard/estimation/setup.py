@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Final, Literal
 
-from drillyard.config.kernel_rules import MASTER_BYTES, NF4_BLOCK, AttentionKernel
+from drillyard.config.kernel_rules import MASTER_BYTES, NF4_BLOCK, AttentionKernel, fp8_fits
 from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
-Precision = Literal["bf16", "fp32", "fp64"]
+Precision = Literal["bf16", "fp8", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
-COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
+COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are
 `config.kernel_rules.MASTER_BYTES`."""
 NF4_BITS: Final = 4 + 32 / NF4_BLOCK
@@ -104,6 +104,12 @@ class Setup:
     def is_packed(self, tensor: TensorSpec) -> bool:
         """Whether a weight rests in nf4."""
         return self.quantized and tensor.linear and tensor.role != "head"
+
+    def is_fp8(self, tensor: TensorSpec) -> bool:
+        """Whether the products of a block's weight are done in fp8 (models/fp8.py)."""
+        return self.precision == "fp8" and (
+            tensor.linear and self.spec.model_type != "gpt2" and fp8_fits(*tensor.shape)
+        )
 
     @property
     def moment_bytes(self) -> float:

@@ -27,15 +27,26 @@ on a rank that is alone; `waiting` is for other ranks."""
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """FLOPs that a part executes on one rank in a step, and bytes of device memory that it moves
-    beside its products."""
+    """FLOPs that a part executes on one rank in a step, bytes of device memory that it moves beside
+    its products, and those of the FLOPs that are products in fp8."""
 
     flops: float
     moved_bytes: float
+    fp8_flops: float = 0.0
 
-    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """The least time at these rates."""
-        return self.flops / flops_per_second + self.moved_bytes / bytes_per_second
+    def seconds(
+        self,
+        flops_per_second: float,
+        bytes_per_second: float,
+        fp8_flops_per_second: float | None = None,
+    ) -> float:
+        """The least time at these rates; without one of fp8 its products are taken at that of the
+        others."""
+        return (
+            (self.flops - self.fp8_flops) / flops_per_second
+            + self.fp8_flops / (fp8_flops_per_second or flops_per_second)
+            + self.moved_bytes / bytes_per_second
+        )
 
 
 def part_work(setup: Setup) -> Mapping[Part, PartWork]:
@@ -52,6 +63,7 @@ def part_work(setup: Setup) -> Mapping[Part, PartWork]:
             PartWork(
                 tokens * sum(unit.count * getattr(unit, f"{way}_flops") for unit in blocks),
                 tokens * sum(unit.count * getattr(unit, f"{way}_bytes") for unit in blocks),
+                tokens * sum(unit.count * getattr(unit, f"{way}_fp8") for unit in blocks),
             )
             for way in ("forward", "backward")
         )

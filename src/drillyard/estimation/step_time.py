@@ -214,7 +214,11 @@ class _Bounds(NamedTuple):
 def _bounds(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates) -> _Bounds:
     best = "the best matmul rate published" if rates.kind == "achievable" else "peak"
     executed = f"{work.flops:.4g} FLOPs that are executed, recomputation included, over {best}"
-    compute = quantity("compute", work.flops / rates.flops.value, "s", executed, rates.flops)
+    if rates.fp8 is not None:
+        executed += f", {work.fp8_flops / work.flops:.0%} of them at that of fp8"
+    known = [rates.flops] if rates.fp8 is None else [rates.flops, rates.fp8]
+    least = rates.seconds(work.flops, 0.0, work.fp8_flops)
+    compute = quantity("compute", least, "s", executed, *known)
     passes = 3 if setup.activation_checkpointing == "none" else 4
     moved = float(work.micro_batches * passes * work.compute_bytes * work.parameters)
     moved += work.micro_batches * sum(

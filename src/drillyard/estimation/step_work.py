@@ -69,6 +69,9 @@ class UnitWork:
     attention_flops: float = 0.0
     packed: int = 0
     """Parameters in nf4, which are made whole for each product."""
+    forward_fp8: float = 0.0
+    """FLOPs of products in fp8, part of the direction's."""
+    backward_fp8: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,13 @@ class Work:
         """FLOPs of a step that one GPU really executes."""
         return self.tokens * sum(
             unit.count * (unit.forward_flops + unit.backward_flops) for unit in self.units
+        )
+
+    @property
+    def fp8_flops(self) -> float:
+        """Those of `flops` that are products in fp8."""
+        return self.tokens * sum(
+            unit.count * (unit.forward_fp8 + unit.backward_fp8) for unit in self.units
         )
 
     @property
@@ -150,7 +160,7 @@ def optimizer_bytes(setup: Setup, trainable: int) -> float:
 
 
 def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
-    products = _products(block, setup.adapters)
+    products = _products(block, setup)
     forward_attention, backward_attention = _attention_flops(block, setup)
     forward = 2.0 * sum(one.parameters for one in products) + forward_attention
     backward = (
@@ -166,6 +176,8 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
         packed * (NF4_BITS / 8 + COMPUTE_BYTES[setup.precision]) / setup.tokens_per_micro_batch
     )
     forward_bytes, backward_bytes = forward_bytes + unpacking, backward_bytes + unpacking
+    forward_casts, backward_casts = _fp8_casts(block, setup)
+    forward_bytes, backward_bytes = forward_bytes + forward_casts, backward_bytes + backward_casts
     if setup.activation_checkpointing != "none":
         backward_bytes += forward_bytes
     extra = _adapter_parameters(block.tensors, setup.adapters)
@@ -181,7 +193,29 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
         backward_bytes,
         attention,
         packed,
+        2.0 * sum(one.parameters for one in products if one.fp8),
+        sum((2.0 if one.frozen else 4.0) * one.parameters for one in products if one.fp8)
+        + _recomputed_flops(
+            setup, [one if one.fp8 else replace(one, parameters=0) for one in products]
+        ),
     )
+
+
+def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
+    """Bytes per token of the casts to fp8, forward and backward: an operand is read for its scale,
+    read again, and written in one byte. Forward casts input and weight; backward both again, for
+    torchao keeps them in bf16, and the gradient of the output. A frozen weight has no gradient, so
+    that its input is not cast again.
+    """
+    once = 2 * COMPUTE_BYTES[setup.precision] + 1
+    forward = backward = 0.0
+    for tensor in block.tensors:
+        if setup.is_fp8(tensor):
+            outputs, inputs = tensor.shape
+            weight = tensor.parameters / setup.tokens_per_micro_batch
+            forward += once * (inputs + weight)
+            backward += once * (outputs + weight + (0 if setup.adapters else inputs))
+    return forward, backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +226,10 @@ class _Product:
     frozen: bool
     needed: bool = True
     """Whether a gradient needs its output."""
+    fp8: bool = False
 
 
-def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
+def _products(block: Block, setup: Setup) -> list[_Product]:
     """The products of a block in the order in which they are made: each matrix, then the two of its
     adapter.
 
@@ -202,6 +237,7 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
     weighed, and needed.
     """
     products: list[_Product] = []
+    adapters = setup.adapters
     for tensor in block.tensors:
         # A router is a matrix even where it is no nn.Linear.
         if not tensor.is_matrix and not (tensor.role == "router" and len(tensor.shape) == 2):
@@ -211,7 +247,11 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
         # were trained.
         is_summed = is_adapted and bool(tensor.adapted_as)
         products.append(
-            _Product(_active(tensor, block), frozen=adapters is not None and not is_summed)
+            _Product(
+                _active(tensor, block),
+                frozen=adapters is not None and not is_summed,
+                fp8=setup.is_fp8(tensor),
+            )
         )
         if adapters is not None and is_adapted and not is_summed:
             rows, columns = tensor.shape

@@ -196,15 +196,18 @@ def _copies_seconds(
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The best that an accelerator is known to do: FLOP/s of matrix products, by `kind`, and
-    bytes/s of its memory."""
+    bytes/s of its memory. `fp8`: FLOP/s of those that are done in fp8, where some are."""
 
     kind: Literal["achievable", "peak"]
     flops: Fact[float]
     memory: Fact[float]
+    fp8: Fact[float] | None = None
 
-    def seconds(self, flops: float, moved_bytes: float) -> float:
-        """Products and elementwise kernels run one after the other, on one stream."""
-        return flops / self.flops.value + moved_bytes / self.memory.value
+    def seconds(self, flops: float, moved_bytes: float, fp8_flops: float = 0.0) -> float:
+        """Products and elementwise kernels run one after the other, on one stream. `fp8_flops` are
+        those of `flops` that are done in fp8."""
+        seconds = (flops - fp8_flops) / self.flops.value + moved_bytes / self.memory.value
+        return seconds if self.fp8 is None else seconds + fp8_flops / self.fp8.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +277,16 @@ def timeline(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates
     alone = rates.seconds(0.0, optimizer_bytes(setup, work.trainable // setup.shard))
     for index, unit in enumerate(work.units):
         there, back = unit_copies(setup, work, unit)
-        forward = rates.seconds(tokens * unit.forward_flops, tokens * unit.forward_bytes + there)
-        backward = rates.seconds(tokens * unit.backward_flops, tokens * unit.backward_bytes + back)
+        forward = rates.seconds(
+            tokens * unit.forward_flops,
+            tokens * unit.forward_bytes + there,
+            tokens * unit.forward_fp8,
+        )
+        backward = rates.seconds(
+            tokens * unit.backward_flops,
+            tokens * unit.backward_bytes + back,
+            tokens * unit.backward_fp8,
+        )
         ahead, behind = (
             (traffic.units[index].forward, traffic.units[index].backward) if traffic else (0.0, 0.0)
         )

@@ -38,8 +38,20 @@ from drillyard.config.run import TrainingConfig
 from drillyard.parallel.ranks import Ranks
 from drillyard.parallel.whole_weights import WholeWeights
 
-COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-MASTER_DTYPE = {"bf16": torch.float32, "fp32": torch.float32, "fp64": torch.float64}
+COMPUTE_DTYPE = {
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+"""Of gathered weights and activations, by `training.precision`."""
+MASTER_DTYPE = {
+    "bf16": torch.float32,
+    "fp8": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+"""Of sharded weights, their gradients and moments."""
 
 
 def parallelize_model(
@@ -199,7 +211,12 @@ def _save_expensive() -> Callable[..., CheckpointPolicy]:
     for namespace, name in (("torch_attn", "_varlen_attn"), ("aten", "_grouped_mm")):
         if hasattr(getattr(torch.ops, namespace), name):
             expensive.add(getattr(getattr(torch.ops, namespace), name).default)
-    products = {aten.mm.default, aten.bmm.default, aten.addmm.default}
+    products = {
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten._scaled_mm.default,
+    }
     if hasattr(torch.ops.drillyard, "nf4_linear"):
         products.add(torch.ops.drillyard.nf4_linear.default)
     seen = {False: 0, True: 0}

@@ -99,7 +99,8 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     require_trainable(config, ranks.device, needs_weights=True)
     size, copied_mib = SIZES[ranks.device.type]
     dtype = COMPUTE_DTYPE[config.training.precision]
-    rates = device_rates(ranks.device, dtype, size=size, copied_mib=copied_mib)
+    fp8 = config.training.precision == "fp8"
+    rates = device_rates(ranks.device, dtype, size=size, copied_mib=copied_mib, fp8=fp8)
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
     batch = resolve_global_batch(config, ranks.num_data_ranks)
@@ -256,6 +257,9 @@ def _document(
         "rates": {
             "product_tflops": rates.flops_per_second / 1e12,
             "copy_gb_per_s": rates.bytes_per_second / 1e9,
+            "fp8_product_tflops": (
+                None if rates.fp8_flops_per_second is None else rates.fp8_flops_per_second / 1e12
+            ),
         },
         "parts": [
             {

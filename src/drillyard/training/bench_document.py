@@ -39,6 +39,10 @@ class RatesEntry(DocumentPart):
 
     product_tflops: Number = Field(description="A large product in the compute precision.")
     copy_gb_per_s: Number = Field(description="A large copy: bytes read plus bytes written.")
+    fp8_product_tflops: Number | None = Field(
+        default=None,
+        description="A large product in fp8; null: the run has none, or they are emulated.",
+    )
 
 
 class PartEntry(DocumentPart):

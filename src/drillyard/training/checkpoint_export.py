@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drillyard import export_directory
 from drillyard.config.fetch_limits import limited
+from drillyard.config.kernel_rules import HALF
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.guarded_files import require_usual_files
@@ -162,7 +163,7 @@ def _for_merging(
     import torch
 
     written = {dtype} if dtype is not None else set(dtypes_of_record(base).values() if base else ())
-    if config.training.precision != "bf16" or written == {torch.bfloat16}:
+    if config.training.precision not in HALF or written == {torch.bfloat16}:
         return config
     return config.model_copy(
         update={"training": config.training.model_copy(update={"precision": "fp32"})}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ class ShardedModel:
     """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
 
     `resolved` has the step as it can be estimated, and what the settings that were left open
-    became.
+    became. `left_in_bf16`: under `precision: fp8` the layers of a block that do not compute in it.
     """
 
     root: LanguageModelLoss
@@ -57,6 +57,7 @@ class ShardedModel:
     small: bool
     notes: list[str]
     resolved: ResolvedSetup
+    left_in_bf16: list[str] = field(default_factory=list)
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -85,6 +86,7 @@ def require_trainable(
         sequence_length=config.data.sequence_length,
     )
     add_adapters(config, model)
+    use_precision(config, model, device)
     # The frozen weights are in no checkpoint.
     if config.model.init == "pretrained" and (needs_weights or config.model.lora is not None):
         assert config.model.id is not None, "checked before start"
@@ -105,6 +107,17 @@ def add_adapters(config: RunConfig, model: PreTrainedModel) -> None:
 
         quantized = config.model.quantization is not None
         inject_adapters(model, config.model.lora, config.model.id, dtypes, quantized=quantized)
+
+
+def use_precision(config: RunConfig, model: PreTrainedModel, device: torch.device) -> list[str]:
+    """Let the layers of `model`, adapters included, multiply in fp8 where `config` says so. Returns
+    those of a block that are left in bf16; UserError as `use_fp8_products`."""
+    training = config.training
+    if training.precision != "fp8":
+        return []
+    from drillyard.models.fp8 import use_fp8_products
+
+    return use_fp8_products(model, blocks(model), training.fp8_scaling or "tensorwise", device)
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
@@ -147,6 +160,8 @@ def build_sharded_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     add_adapters(config, model)
+    # What is read to be measured or exported multiplies as its files will be read.
+    left_in_bf16 = use_precision(config, model, ranks.device) if for_training else []
     num_parameters = count_parameters(model)
     memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
@@ -180,7 +195,9 @@ def build_sharded_model(
     materialise(root)
     root.train()
     notes = settings_without_effect(load_config(config.model))
-    return ShardedModel(root, attention, num_parameters, small, notes, resolved)
+    if left_in_bf16:
+        notes.append(f"fp8: layers that compute in bf16: {', '.join(left_in_bf16)}")
+    return ShardedModel(root, attention, num_parameters, small, notes, resolved, left_in_bf16)
 
 
 def weights_in_files(

@@ -17,6 +17,7 @@ rank has. Cost: one small collective and a few estimates, once per attempt.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -99,10 +100,14 @@ def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
 
 
 def save_auto_settings(
-    kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog
+    kept: AutoSettings,
+    resolved: ResolvedSetup,
+    directory: Path,
+    log: RunLog,
+    left_in_bf16: Sequence[str] = (),
 ) -> None:
-    """Record the settings of this layout unless they are recorded. A full disk does not end the
-    run."""
+    """Record the settings of this layout unless they are recorded, and under `precision: fp8` the
+    layers of a block that do not compute in it. A full disk does not end the run."""
     entries = _layouts_of_run(directory)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
@@ -114,6 +119,7 @@ def save_auto_settings(
                 "layout": kept.layout,
                 "settings": resolved.settings(),
                 "reasons": {each.key: each.reason for each in resolved.decisions},
+                "left_in_bf16": list(left_in_bf16),
             },
         ],
     }
@@ -136,6 +142,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
                 "layout": dict(entry["layout"]),
                 "settings": dict(entry["settings"]),
                 "reasons": dict(entry.get("reasons", {})),
+                "left_in_bf16": list(entry.get("left_in_bf16", [])),
             }
             for entry in content["layouts"]
         ]

@@ -348,3 +348,17 @@ def test_every_published_run_has_an_efficiency_below_one():
     for row in published_runs().values():
         message = step_time(row.setup, row.machine, row.accelerator, calibration=row)
         assert 0.2 < message.rows[0].efficiency < 1, row.name
+
+
+def test_fp8_products_are_faster_where_the_accelerator_has_them() -> None:
+    exact, cast = (estimated(setup(precision=each)) for each in ("bf16", "fp8"))
+    work = count_work(setup(precision="fp8"))
+    rates = catalog().accelerator("h100").achievable_tflops
+    assert cast.compute.value == pytest.approx(
+        (work.flops - work.fp8_flops) / rates["bf16"] / 1e12 + work.fp8_flops / rates["fp8"] / 1e12
+    )
+    assert cast.compute.value < 0.75 * exact.compute.value
+    assert cast.activations.value > exact.activations.value
+    assert cast.seconds.low.value < exact.seconds.low.value
+    with pytest.raises(UserError, match=r"fp8 peak .*\n--set training.precision=bf16"):
+        estimated(setup(precision="fp8"), accelerator="a100-80gb")

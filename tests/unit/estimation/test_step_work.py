@@ -217,3 +217,17 @@ def test_work_adds_up_over_tokens_and_blocks(
     twice = count_work(setup(spec=spec, **{**sizes, "gradient_accumulation": 2 * accumulation}))
     assert twice.flops == pytest.approx(2 * none)
     assert twice.elementwise_bytes == pytest.approx(2 * modes[0].elementwise_bytes)
+
+
+def test_fp8_products_are_those_of_linear_layers_in_blocks() -> None:
+    sizes = LLAMA | {"intermediate_size": 96}
+    exact, cast = (count_work(setup(sizes, precision=each)) for each in ("bf16", "fp8"))
+    block = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 96  # q and o, k and v, the MLP
+    assert cast.fp8_flops == 6 * 2 * block * SEQUENCE * MICRO_BATCH
+    assert exact.fp8_flops == 0 and exact.flops == cast.flops
+    outputs, inputs = 32 * 2 + 16 * 2 + 96 * 2 + 32, 32 * 6 + 96
+    casts = 5 * (2 * inputs + outputs + 2 * block / (SEQUENCE * MICRO_BATCH))
+    added = (cast.elementwise_bytes - exact.elementwise_bytes) / (2 * SEQUENCE * MICRO_BATCH)
+    assert added == pytest.approx(casts)
+    odd = count_work(setup(LLAMA | {"intermediate_size": 88}, precision="fp8"))
+    assert odd.fp8_flops == 6 * 2 * (block - 3 * 32 * 96) * SEQUENCE * MICRO_BATCH

@@ -1,0 +1,99 @@
+"""Matrix products in 8 bits (`training.precision: fp8`), by torchao's float8 training: each operand
+is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
+
+Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it.
+`tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which
+an outlier disturbs less and whose products are slower. Inputs and weights are e4m3; gradients e5m2
+under tensorwise, e4m3 under rowwise.
+
+What stays in bf16: the head (the loss makes its product, and fp8 gains about 1 % there), stacked
+experts, routers, adapters, layers that are not an `nn.Linear`, and those whose sizes
+`torch._scaled_mm` refuses: they must be multiples of 16.
+
+Without a GPU torchao emulates: operands are rounded to fp8 and multiplied in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from drillyard.config.kernel_rules import FP8_MULTIPLE, fp8_fits
+from drillyard.errors import MissingExtraError, UserError
+from drillyard.models.sharding import is_adapter_name, without_wrappers
+
+Scaling = Literal["tensorwise", "rowwise"]
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
+"""Least compute capability (PyTorch: aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+
+
+def use_fp8_products(
+    model: PreTrainedModel, blocks: Iterable[nn.Module], scaling: Scaling, device: torch.device
+) -> list[str]:
+    """Let the linear layers of `blocks` multiply in fp8; in place. Returns the layers that are left
+    in bf16, of all blocks once: `layers.*.mlp.gate`.
+
+    Raises UserError for a GPU that cannot, and where no layer would compute in fp8.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig
+        from torchao.float8.float8_linear import Float8Linear
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "training.precision: fp8 needs torchao, which is not installed: pip install"
+            " 'drillyard[torchao]'"
+        ) from None
+    require_fp8(device, scaling)
+    recipe: Any = Float8LinearConfig.from_recipe_name(scaling)
+    recipe = replace(recipe, emulate=device.type == "cpu")
+    inside = {id(module) for block in blocks for module in block.modules()}
+    left: dict[str, None] = {}
+    converted = 0
+    for name, module in list(model.named_modules()):
+        if id(module) not in inside or is_adapter_name(name) or not _multiplies(module):
+            continue
+        if type(module) is nn.Linear and fp8_fits(module.in_features, module.out_features):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, Float8Linear.from_float(module, recipe))
+            converted += 1
+        else:
+            left[_of_all_blocks(without_wrappers(name))] = None
+    if not converted:
+        raise UserError(
+            "training.precision: no layer of this model can compute in fp8: it takes an nn.Linear"
+            f" whose sizes are multiples of {FP8_MULTIPLE}\nset training.precision: bf16"
+        )
+    return list(left)
+
+
+def require_fp8(device: torch.device, scaling: Scaling) -> None:
+    """Raise UserError for a GPU that has no such products."""
+    if device.type != "cuda":
+        return
+    found, least = torch.cuda.get_device_capability(device), CAPABILITY[scaling]
+    if found < least:
+        other = (
+            ""
+            if scaling == "tensorwise" or found < CAPABILITY["tensorwise"]
+            else (", or training.fp8_scaling: tensorwise")
+        )
+        raise UserError(
+            f"training.precision: fp8 products, {scaling}, need a GPU of compute capability"
+            f" {least[0]}.{least[1]}; {torch.cuda.get_device_name(device)} has"
+            f" {found[0]}.{found[1]}\nset training.precision: bf16{other}"
+        )
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether activations are multiplied by a matrix of this very module."""
+    return any(parameter.ndim >= 2 for parameter in module.parameters(recurse=False))
+
+
+def _of_all_blocks(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -1,0 +1,78 @@
+"""Runs with products in fp8: a loss near that of bf16, and a resume that gives the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tests.distributed.ranks import run_ranks
+from tests.distributed.training_case import (
+    LLAMA,
+    build,
+    make_config,
+    resume_from,
+    run_steps,
+    start_save,
+    write_documents,
+)
+
+STEPS, SAVED = 8, 4
+LONG = 200
+
+
+def run(directory: str, precision: str, scaling: str | None, resumed: bool) -> np.ndarray:
+    config = make_config(
+        Path(directory),
+        training__precision=precision,
+        training__fp8_scaling=scaling,
+        training__steps=STEPS,
+    )
+    trainer, model = build(config, filled=not resumed)
+    assert model.left_in_bf16 == []
+    folder = f"{directory}/checkpoints-{scaling}"
+    if resumed:
+        assert resume_from(trainer, folder) == SAVED
+        return run_steps(trainer, SAVED, STEPS)
+    rows = run_steps(trainer, 0, SAVED)
+    start_save(trainer, SAVED, folder).close()
+    return np.concatenate([rows, run_steps(trainer, SAVED, STEPS)])
+
+
+def long_run(directory: str, precision: str) -> np.ndarray:
+    """The losses of LONG steps of the demo's model (4 blocks of 64), on fewer tokens a step."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    }
+    config = make_config(
+        Path(directory),
+        model={"config": LLAMA | sizes, "init": "random"},
+        training__precision=precision,
+        training__steps=LONG,
+        training__micro_batch_size=4,
+        training__optimizer={"learning_rate": 2.0e-3},
+    )
+    trainer, _ = build(config)
+    return run_steps(trainer, 0, LONG)[:, 0]
+
+
+def test_a_resume_gives_the_same_bits(tmp_path: Path) -> None:
+    write_documents(tmp_path)
+    for scaling in ("tensorwise", "rowwise"):
+        whole = run_ranks(run, 2, str(tmp_path), "fp8", scaling, False)[0]
+        again = run_ranks(run, 2, str(tmp_path), "fp8", scaling, True)[0]
+        assert np.array_equal(whole[SAVED:], again)
+    exact = run_ranks(run, 2, str(tmp_path), "bf16", None, False)[0]
+    assert not np.array_equal(exact, whole)
+    np.testing.assert_allclose(whole[:, 0], exact[:, 0], rtol=0.02)
+
+
+def test_200_steps_end_within_two_per_cent_of_bf16(tmp_path: Path) -> None:
+    write_documents(tmp_path)
+    exact, near = (run_ranks(long_run, 1, str(tmp_path), each)[0] for each in ("bf16", "fp8"))
+    assert exact[-40:].mean() < 0.7 * exact[0]
+    np.testing.assert_allclose(near[-40:].mean(), exact[-40:].mean(), rtol=0.02)
