@@ -81,7 +81,7 @@ def plan(
     from drillyard.provision.plan_document import plan_document
     from drillyard.provision.plan_text import plan_text
     from drillyard.provision.prices import prices_of_use
-    from drillyard.provision.provisioner import plan_file, require_created
+    from drillyard.provision.provisioner import plan_file, require_created, require_driven
 
     if overwrite and output is None:
         raise UserError("--overwrite belongs to --output DIR")
@@ -89,8 +89,12 @@ def plan(
         raise UserError("--output, --explain, --json and --check: give one of them")
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     found = planned.plan
+    if check:
+        require_driven(found, "plan --check")
     # Those that are known are of Google Cloud.
-    of_use = () if found.state_endpoint else prices_of_use(planned.facts, found.region)
+    of_use = (
+        () if found.state_endpoint or found.recipe else prices_of_use(planned.facts, found.region)
+    )
     if output is not None:
         require_created(found)
         written = write_cluster_plan(found, of_use, output, overwrite=overwrite)
@@ -161,10 +165,11 @@ def leaks(
     Deletes nothing. Exit code 0: nothing, 1: something, 3: unknown, since a list was refused.
     """
     from drillyard.provision.clouds import cloud_of
-    from drillyard.provision.provisioner import plan_file, require_created
+    from drillyard.provision.provisioner import plan_file, require_created, require_driven
 
     planned = plan_file(config, overrides or (), hardware=hardware)
     require_created(planned.plan)
+    require_driven(planned.plan, "leaks")
     cloud = cloud_of(planned.plan)
     report = cloud.find_leaks(planned.plan, cloud.owned_by_state(planned.plan), planned.facts)
     if as_json:
@@ -188,7 +193,8 @@ def status(
     """
     from drillyard.errors import UserError
     from drillyard.provision.cluster_status import cluster_status, drift_from_engine, status_text
-    from drillyard.provision.provisioner import check_nodes, plan_file
+    from drillyard.provision.made_hosts import launch_file_of
+    from drillyard.provision.provisioner import check_nodes, plan_file, require_driven
 
     if (nodes := check_nodes(config, overrides or (), hardware=hardware)) is not None:
         if price:
@@ -199,9 +205,11 @@ def status(
             typer.echo(nodes.text(shlex.quote(str(config))))
         raise typer.Exit(nodes.exit_code)
     plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
+    require_driven(plan, "status")
     found = cluster_status(plan, drift_of=drift_from_engine if plan.terraform else None)
     if as_json:
         print_json(found.as_json())
     else:
-        typer.echo(status_text(found, shlex.quote(str(config))))
+        launch = launch_file_of(config, plan.launch_platform) if plan.launch_platform else config
+        typer.echo(status_text(found, shlex.quote(str(config)), shlex.quote(str(launch))))
     raise typer.Exit(3 if found.objects is None else int(not found.ready))

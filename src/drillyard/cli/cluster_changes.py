@@ -12,10 +12,8 @@ import typer
 from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from drillyard.provision.cluster_plan import ClusterPlan
-    from drillyard.provision.made_hosts import MadeHost
+    from drillyard.provision.up import MadeCluster
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Unlock = Annotated[
@@ -34,8 +32,8 @@ def up(
         bool,
         typer.Option(
             "--write",
-            help="Put what `launch` needs into CLUSTER, or of hosts into CLUSTER-ssh.yaml, not on"
-            " stdout.",
+            help="Put what `launch` needs into CLUSTER, or of hosts into CLUSTER-ssh.yaml, of"
+            " Kubernetes on Nebius into CLUSTER-kubernetes.yaml, not on stdout.",
         ),
     ] = False,
     secret: Annotated[
@@ -59,9 +57,9 @@ def up(
 
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     plan = planned.plan
-    if write and plan.login is not None:
+    if write and plan.launch_platform:
         # Before anything is bought.
-        require_launch_file(launch_file_of(config))
+        require_launch_file(launch_file_of(config, plan.launch_platform))
     words = [*_repeated("--set", overrides), *_repeated("--price", price)]
     words += [*_hardware(hardware), *(["--write"] if write else [])]
     words += _repeated("--secret", secret)
@@ -73,8 +71,8 @@ def up(
         unlock=unlock,
     )
     made = bring_up(request, real_stages(planned), secret or [])
-    if made.hosts:
-        _give_hosts(config, plan, made.hosts, write=write)
+    if plan.launch_platform:
+        _give_launch_file(config, plan, made, write=write)
         return
     found = launch_config(config, plan, made, overrides or ())
     if write and write_launch_config(config, found):
@@ -125,17 +123,14 @@ def down(
     raise typer.Exit(take_down(request, real_stages(planned), options))
 
 
-def _give_hosts(config: Path, plan: ClusterPlan, hosts: Sequence[MadeHost], *, write: bool) -> None:
-    """Print the config of platform ssh for `launch`, or write it beside the cluster's own."""
-    from drillyard.provision.made_hosts import (
-        launch_file_of,
-        launch_text_of_hosts,
-        write_launch_file,
-    )
+def _give_launch_file(config: Path, plan: ClusterPlan, made: MadeCluster, *, write: bool) -> None:
+    """Print the config of another platform for `launch`, or write it beside the cluster's own."""
+    from drillyard.provision.made_hosts import launch_file_of, launch_text, write_launch_file
+    from drillyard.provision.up import separate_launch_values
 
-    text = launch_text_of_hosts(plan, hosts, config.name)
+    text = launch_text(plan, separate_launch_values(plan, made), config.name)
     if write:
-        path = launch_file_of(config)
+        path = launch_file_of(config, plan.launch_platform)
         write_launch_file(path, text)
         print(f"drillyard launch RUN.YAML --cluster {shlex.quote(str(path))}", file=sys.stderr)
     else:

@@ -61,9 +61,10 @@ class PartPrice(CatalogRow):
     most_nodes: PositiveInt | None = None
 
 
-PARTS_WITHOUT_PRICE = dict.fromkeys(
-    ("network-ssd", "nebius-filesystem", "lustre"), "usd_per_gib_month"
-)
+PARTS_WITHOUT_PRICE = {
+    **dict.fromkeys(("network-ssd", "nebius-filesystem", "lustre"), "usd_per_gib_month"),
+    "nebius-control-plane": "usd_per_hour",
+}
 """Parts of which only a user's file has a price, each with its unit."""
 
 

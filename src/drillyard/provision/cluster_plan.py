@@ -15,6 +15,8 @@ from drillyard.hardware.facts import Fact
 from drillyard.hardware.machines import Consumption, Machine
 from drillyard.plan_files import ExplainedField
 
+MADE_BY = "Made by `drillyard cluster plan --output`."
+"""The mark of a plan's directory."""
 CLUSTER_LABEL = "drillyard-cluster"
 """Key of the label that everything of a cluster carries, with the cluster's name."""
 
@@ -202,6 +204,15 @@ class ToolkitDeployment:
 
 
 @dataclass(frozen=True)
+class ForeignRecipe:
+    """The recipe of somebody else that makes a cluster, which `up` does not carry out: its name,
+    and the files of a directory by which a person does, each with text and mode."""
+
+    name: str
+    files: Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
     """A cluster before it exists."""
 
@@ -228,8 +239,8 @@ class ClusterPlan:
     fields: tuple[ExplainedField, ...] = ()
     """Why every field is as it is (`--explain`)."""
     launch_settings: Mapping[str, Any] | None = None
-    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`; of
-    a cluster of hosts its whole config, without the hosts."""
+    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`;
+    where it takes another file, all of that one, without hosts."""
     version_needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """What of the pools needs a version of GKE, and the first one of each minor version."""
     existing_bucket: str | None = None
@@ -248,13 +259,15 @@ class ClusterPlan:
     """How its hosts are reached; None: it has none that are made with it."""
     toolkit: ToolkitDeployment | None = None
     """None: the cluster is not one that Cluster Toolkit makes."""
+    recipe: ForeignRecipe | None = None
+    """None: `up` makes the cluster."""
     job_service: str | None = None
     """The address of the service that makes the machines for each run; None: runs are on nodes."""
 
     @property
     def is_made_in_a_cloud(self) -> bool:
         """Whether the plan makes a cluster; else it completes one that exists."""
-        return bool(self.terraform) or self.toolkit is not None
+        return bool(self.terraform or self.toolkit or self.recipe)
 
     @property
     def cloud(self) -> str:
@@ -264,7 +277,20 @@ class ClusterPlan:
     @property
     def has_kubernetes(self) -> bool:
         """Whether runs are pods of a cluster of Kubernetes."""
-        return self.login is None and self.job_service is None and self.toolkit is None
+        others = (self.login, self.job_service, self.toolkit, self.recipe)
+        return all(each is None for each in others)
+
+    @property
+    def control_plane(self) -> str:
+        """Terraform's address of the cluster of Kubernetes that it makes."""
+        kinds = {"nebius": "nebius_mk8s_v1_cluster", "google": "google_container_cluster"}
+        return f"{kinds[self.cloud]}.cluster"
+
+    @property
+    def launch_platform(self) -> str:
+        """The platform of the config that `up` writes for `launch`, beside the cluster's own;
+        empty: it completes the latter."""
+        return str((self.launch_settings or {}).get("platform", ""))
 
     @property
     def made_by_terraform(self) -> tuple[PlannedResource, ...]:

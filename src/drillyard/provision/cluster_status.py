@@ -162,8 +162,9 @@ def _hours_since(created: str, now: datetime) -> float:
     return max((now - datetime.fromisoformat(created)).total_seconds() / 3600.0, 0.0)
 
 
-def status_text(status: ClusterStatus, config: str = "CLUSTER") -> str:
-    """One table, below it what is missing, and what to do. `config`: the cluster config."""
+def status_text(status: ClusterStatus, config: str = "CLUSTER", launch: str = "") -> str:
+    """One table, below it what is missing, and what to do. `config`: the cluster config; `launch`:
+    the one that `launch` takes, where it is another."""
     rows: list[tuple[str, str, str]] = []
     objects = status.objects
     for pool in objects.pools if objects else ():
@@ -190,7 +191,7 @@ def status_text(status: ClusterStatus, config: str = "CLUSTER") -> str:
     lines += [f"missing: {each}" for each in (objects.missing if objects else ())]
     lines += [f"not read: {each}" for each in status.unread]
     if status.ready and not status.unread:
-        lines.append(f"ready: drillyard launch RUN --cluster {config}")
+        lines.append(f"ready: drillyard launch RUN --cluster {launch or config}")
     is_made_here = status.drift is not None or any(
         each.startswith(_DRIFT) for each in status.unread
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
+from drillyard.provision.cluster_chart import OWN_CHART
 from drillyard.provision.progress import print_progress
 
 if TYPE_CHECKING:
@@ -155,6 +156,11 @@ def _to_delete(api: ApiServer) -> Iterator[_Left]:
             yield _left(CORE, "pods", pod)
     yield from (_left(CORE, "persistentvolumeclaims", each) for each in claims)
     for each in api.items(f"{CORE}/persistentvolumes"):
+        labels = each["metadata"].get("labels") or {}
+        if labels.get("app.kubernetes.io/name") == OWN_CHART:
+            # Of a directory, which stays; a claim that is made again would not get it back.
+            yield _left(CORE, "persistentvolumes", each)
+            continue
         policy = each["spec"].get("persistentVolumeReclaimPolicy")
         if policy == "Delete" and each["spec"].get("claimRef"):
             # Its controller deletes disk and volume once the claim is gone: a volume that is

@@ -21,13 +21,13 @@ from drillyard.provision.clouds import cloud_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.data_stores import DataStore, DataStores
+from drillyard.provision.kubeconfig_context import control_plane_of
 from drillyard.provision.node_request import hosts_of
 from drillyard.provision.provider_errors import kind_of
-from drillyard.provision.provisioner import require_created
+from drillyard.provision.provisioner import require_created, require_driven
 from drillyard.provision.terraform_engine import remove_working_directory, status_directory
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.toolkit.toolkit_cluster import take_down_deployment
-from drillyard.provision.up import CLUSTER
 
 _PROTECTED = ("google_container_cluster", "google_compute_instance")
 """Kinds that Google and Terraform can keep from being deleted."""
@@ -52,6 +52,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     unknown. Raises UserError."""
     plan = request.plan
     require_created(plan)
+    require_driven(plan, "down")
     _require_unprotected(plan)
     if plan.toolkit is not None:
         take_down_deployment(
@@ -192,8 +193,8 @@ def _idle_context(
     does not answer and that is ignored. Raises UserError where runs go on, or where that is
     unknown."""
     plan, request = opened.request.plan, opened.request
-    cluster = next((each for each in state if each.address == CLUSTER), None)
-    if cluster is None or not cluster.attributes.get("endpoint"):
+    cluster = next((each for each in state if each.address == plan.control_plane), None)
+    if cluster is None or control_plane_of(cluster.attributes) is None:
         return None
     try:
         context = stages.write_context(plan, cluster.attributes)
@@ -273,7 +274,7 @@ def _require_no_jobs(request: Request, stages: Stages, options: DownOptions) -> 
 
 def _is_gone(opened: Session) -> bool:
     """Whether the cloud no longer has the cluster of the state."""
-    return opened.terraform.plan().drift.get(CLUSTER) == "delete"
+    return opened.terraform.plan().drift.get(opened.request.plan.control_plane) == "delete"
 
 
 def _delete_workloads(request: Request, stages: Stages, options: DownOptions, context: str) -> None:

@@ -1,14 +1,17 @@
-"""The context of a GKE cluster in the user's kubeconfig, by which everything else reaches it.
+"""The context of a made cluster in the user's kubeconfig, by which everything else reaches it.
 
-It has the name that gcloud gives it, `gke_PROJECT_REGION_NAME`, and logs in by the program
-gke-gcloud-auth-plugin, as gcloud's does; it contains no secret.
+That of GKE has the name that gcloud gives it, `gke_PROJECT_REGION_NAME`, and logs in by the program
+gke-gcloud-auth-plugin, as gcloud's does; that of Nebius logs in by `nebius`, as the one does that
+`nebius mk8s cluster get-credentials` writes. It contains no secret.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,35 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.safe_files import replace_file
 
 AUTH_PLUGIN = "gke-gcloud-auth-plugin"
+_NEBIUS = "nebius"
 _MARK = "drillyard"
 """The extension of an entry that this has written."""
 _KEYS = ("clusters", "users", "contexts")
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """Where a control plane is: its address, and the authority of its certificate in base64."""
+
+    server: str
+    authority: str
+
+
+def control_plane_of(cluster: Mapping[str, Any]) -> ControlPlane | None:
+    """Of a cluster in Terraform's state (google_container_cluster or nebius_mk8s_v1_cluster); None
+    while it has none."""
+    if "status" in cluster or "control_plane" in cluster:
+        status = (cluster.get("status") or {}).get("control_plane") or {}
+        address = str((status.get("endpoints") or {}).get("public_endpoint") or "")
+        text = str((status.get("auth") or {}).get("cluster_ca_certificate") or "")
+        authority = base64.b64encode(text.encode()).decode()
+    else:
+        address = str(cluster.get("endpoint") or "")
+        first = (cluster.get("master_auth") or [{}])[0]
+        authority = str(first.get("cluster_ca_certificate") or "")
+    if not address:
+        return None
+    return ControlPlane(address if "://" in address else f"https://{address}", authority)
 
 
 def context_name(plan: ClusterPlan) -> str | None:
@@ -58,8 +87,8 @@ def kubeconfig_path() -> Path:
 
 
 def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
-    """Add the cluster's context to the kubeconfig; its name. `cluster`: the attributes of
-    google_container_cluster, `endpoint` and `master_auth` among them.
+    """Add the cluster's context to the kubeconfig; its name. `cluster`: the attributes of the
+    cluster in Terraform's state (`control_plane_of`).
 
     What is there of that name and reaches the same control plane is kept, what this has written for
     an earlier one of the same cluster is replaced. Raises UserError for anything else of that name,
@@ -70,11 +99,12 @@ def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
     require_plugin(plan)
     path = kubeconfig_path()
     content = _read(path)
-    authority = str((cluster.get("master_auth") or [{}])[0].get("cluster_ca_certificate") or "")
-    reached = {
-        "server": f"https://{cluster['endpoint']}",
-        "certificate-authority-data": authority,
-    }
+    place, login = control_plane_of(cluster), _login(plan)
+    if place is None:
+        raise UserError(
+            f"{plan.name}: its control plane has no address yet\nRepeat the command once it has"
+        )
+    reached = {"server": place.server, "certificate-authority-data": place.authority}
     clusters, users, contexts = (_named(content, key) for key in _KEYS)
     context = contexts.get(name, {})
     if context and _reaches(clusters.get(str(context.get("cluster")), {}), reached):
@@ -82,11 +112,11 @@ def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
     fits = {
         "contexts": False,
         "clusters": _reaches(clusters.get(name, {}), reached),
-        "users": (users.get(name, {}).get("exec") or {}).get("command") == AUTH_PLUGIN,
+        "users": (users.get(name, {}).get("exec") or {}).get("command") == login["command"],
     }
     written: dict[str, dict[str, Any]] = {
         "clusters": reached,
-        "users": {"exec": _login()},
+        "users": {"exec": login},
         "contexts": {"cluster": name, "user": name},
     }
     for key, entries in (("contexts", contexts), ("clusters", clusters), ("users", users)):
@@ -160,7 +190,15 @@ def _taken(
     return f"{text}\n{rename} kubernetes.context of the cluster config to a name that is free"
 
 
-def _login() -> dict[str, Any]:
+def _login(plan: ClusterPlan) -> dict[str, Any]:
+    """The program that gives a token, each time."""
+    if plan.cloud == "nebius":
+        return {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": _NEBIUS,
+            "args": ["mk8s", "v1", "cluster", "get-token", "--format", "json"],
+            "interactiveMode": "IfAvailable",
+        }
     return {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": AUTH_PLUGIN,

@@ -78,20 +78,25 @@ def launch_values_of_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost]) -> dict
 
 
 def launch_text_of_hosts(plan: ClusterPlan, hosts: Sequence[MadeHost], config: str) -> str:
-    """The text of the config, with what a node-hour costs. `config`: the file of the cluster."""
+    """The text of the config for runs on these hosts. `config`: the file of the cluster."""
+    return launch_text(plan, launch_values_of_hosts(plan, hosts), config)
+
+
+def launch_text(plan: ClusterPlan, values: Mapping[str, Any], config: str) -> str:
+    """The text of a config for `launch` with these values, and what a node-hour costs. `config`:
+    the file of the cluster."""
     lines = [f"{_MADE_BY} of {config}, which writes it again after each change."]
     for line in plan.prices:
         if line.pool and line.usd_per_hour is not None:
             usd = line.usd_per_hour.value / line.count
             option = f"--price-per-node-hour {usd:.4g}"
             lines.append(f"# What a run costs: drillyard estimate RUN.YAML --cluster FILE {option}")
-    values = launch_values_of_hosts(plan, hosts)
-    return "\n".join([*lines, yaml_text(values, width=100)])
+    return "\n".join([*lines, yaml_text(dict(values), width=100)])
 
 
-def launch_file_of(config: Path) -> Path:
+def launch_file_of(config: Path, platform: str = "ssh") -> Path:
     """The file beside a cluster's config that `launch` takes: lab-ssh.yaml of lab.yaml."""
-    return config.with_name(f"{config.stem}-ssh{config.suffix or '.yaml'}")
+    return config.with_name(f"{config.stem}-{platform}{config.suffix or '.yaml'}")
 
 
 def require_launch_file(path: Path) -> None:

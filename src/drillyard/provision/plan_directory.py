@@ -15,13 +15,14 @@ from pathlib import Path
 
 import yaml
 
+from drillyard.config.load import yaml_text
 from drillyard.plan_files import packaged_chart, write_plan_files
-from drillyard.provision.cluster_plan import CLUSTER_LABEL, ChartRelease, ClusterPlan
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, MADE_BY, ChartRelease, ClusterPlan
+from drillyard.provision.kubeconfig_context import context_name
 from drillyard.provision.nebius import apply_script
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
 
-_MADE_BY = "Made by `drillyard cluster plan --output`."
 _HEADER = """\
 #!/bin/sh
 # Cluster {name}: what `drillyard cluster up` does, in order. Made by `drillyard cluster plan --output`.
@@ -73,6 +74,8 @@ def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, t
     """The files of the directory by their paths in it: text and mode."""
     if plan.toolkit is not None:
         return {"README.md": (_toolkit_readme(plan, of_use), 0o644), **plan.toolkit.files}
+    if plan.recipe is not None:
+        return dict(plan.recipe.files)
     if plan.state_endpoint:
         return _of_nebius(plan, of_use)
     backend = {"gcs": {"bucket": plan.state_bucket, "prefix": plan.name}}
@@ -80,11 +83,7 @@ def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, t
         "main.tf.json": _json(plan.terraform),
         "backend.tf.json": _json({"terraform": {"backend": backend}}),
     }
-    for release in plan.releases:
-        files[_values(release)] = _json(release.values)
-        if _is_ours(release):
-            for path, content in packaged_chart(release.chart).items():
-                files[f"charts/{release.chart}/{path}"] = content
+    files |= _charts(plan)
     files["README.md"] = _readme(plan, of_use)
     script = "\n".join(_steps(plan))
     return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
@@ -96,10 +95,25 @@ def _of_nebius(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple
         "backend.tf.json": _json(
             {"terraform": {"backend": apply_script.s3_backend(plan, plan.state_endpoint)}}
         ),
-        "README.md": apply_script.readme(plan, of_use, _MADE_BY),
+        "README.md": apply_script.readme(plan, of_use, MADE_BY, _removals(plan)),
+        **_charts(plan),
     }
-    script = apply_script.script(plan, _MADE_BY)
+    if plan.has_kubernetes:
+        text = yaml_text(dict(plan.launch_settings or {}), width=100)
+        files[apply_script.launch_file(plan)] = f"# {MADE_BY}\n{text}"
+    script = apply_script.script(plan, MADE_BY, list(_installs(plan)))
     return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
+
+
+def _charts(plan: ClusterPlan) -> dict[str, str]:
+    """The values of the releases, and the charts that come with Drillyard, by their paths."""
+    files: dict[str, str] = {}
+    for release in plan.releases:
+        files[_values(release)] = _json(release.values)
+        if _is_ours(release):
+            for path, content in packaged_chart(release.chart).items():
+                files[f"charts/{release.chart}/{path}"] = content
+    return files
 
 
 def write_cluster_plan(
@@ -111,7 +125,7 @@ def write_cluster_plan(
         directory,
         plan_directory(plan, of_use),
         script="apply.sh",
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         overwrite=overwrite,
     )
 
@@ -158,10 +172,14 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
     yield "# Access to the cluster."
     location = f"--location={_cluster_location(plan)}"
     yield _shell("gcloud", "container", "clusters", "get-credentials", plan.name, location, project)
+    yield from _installs(plan)
+    yield ""
+
+
+def _installs(plan: ClusterPlan) -> Iterator[str]:
     for release in plan.releases:
         yield f"\n# {release.name} {release.version}"
         yield _install(plan, release)
-    yield ""
 
 
 def _programs(plan: ClusterPlan) -> str:
@@ -183,25 +201,13 @@ def _install(plan: ClusterPlan, release: ChartRelease) -> str:
 
 
 def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
-    back = [
-        _shell(
-            "helm",
-            "uninstall",
-            release.name,
-            "--namespace",
-            release.namespace,
-            "--kube-context",
-            _context(plan),
-        )
-        for release in reversed(plan.releases)
-    ]
     buckets = plan.terraform.get("resource", {}).get("google_storage_bucket", {}).values()
     return _README.format(
         name=plan.name,
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         project=plan.project,
         bucket=plan.state_bucket,
-        back="\n".join(f"    {line}" for line in (*back, "terraform destroy")),
+        back="\n".join(f"    {line}" for line in (*_removals(plan), "terraform destroy")),
         data="".join(
             f"\nIt does not delete gs://{each['name']} while objects or folders are in it. With all"
             f" its data:\n\n    gcloud storage rm --recursive gs://{each['name']}\n"
@@ -211,11 +217,20 @@ def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
     )
 
 
+def _removals(plan: ClusterPlan) -> list[str]:
+    """The commands that remove the charts."""
+    context = ("--kube-context", _context(plan)) if plan.releases else ()
+    return [
+        _shell("helm", "uninstall", each.name, "--namespace", each.namespace, *context)
+        for each in reversed(plan.releases)
+    ]
+
+
 def _toolkit_readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
     section = yaml.safe_dump(dict(plan.launch_settings or {}), sort_keys=False)
     return _TOOLKIT_README.format(
         name=plan.name,
-        made_by=_MADE_BY,
+        made_by=MADE_BY,
         project=plan.project,
         bucket=plan.state_bucket,
         section="".join(f"    {line}\n" for line in section.splitlines()),
@@ -229,7 +244,9 @@ def _cluster_location(plan: ClusterPlan) -> str:
 
 
 def _context(plan: ClusterPlan) -> str:
-    """The context that gcloud writes."""
+    """The context that the cloud's own program writes."""
+    if plan.cloud == "nebius":
+        return str(context_name(plan))
     return f"gke_{plan.project}_{_cluster_location(plan)}_{plan.name}"
 
 

@@ -126,7 +126,7 @@ class ClusterPlanDocument(DocumentPart):
     warnings: list[str]
     terraform: dict[str, Any] = Field(description="main.tf.json, without the state's backend.")
     files: dict[str, str] = Field(
-        description="Of a cluster that Cluster Toolkit makes: blueprint.yaml and the other files."
+        description="Of a cluster that Cluster Toolkit or Soperator makes: its files."
     )
 
 
@@ -156,7 +156,7 @@ def plan_document(
         "ranges": ranges_of(plan),
         "labels": plan.labels or {},
         "objects": objects,
-        "files": {} if plan.toolkit is None else {n: t for n, (t, _) in plan.toolkit.files.items()},
+        "files": {name: text for name, (text, _) in _files(plan).items()},
         "launch_settings": plan.launch_settings or {},
         "price": {
             "lines": plan.prices,
@@ -168,6 +168,11 @@ def plan_document(
         **{name: getattr(plan, name) for name in same},
     }
     return ClusterPlanDocument.model_validate(content, strict=False)
+
+
+def _files(plan: ClusterPlan) -> Mapping[str, tuple[str, int]]:
+    made = plan.toolkit or plan.recipe
+    return {} if made is None else made.files
 
 
 def plan_schema() -> dict[str, Any]:

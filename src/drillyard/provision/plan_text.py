@@ -49,6 +49,9 @@ _TITLES = {
     "nebius_compute_v1_filesystem": "shared file systems",
     "nebius_compute_v1_disk": "boot disks",
     "nebius_compute_v1_instance": "virtual machines",
+    "nebius_mk8s_v1_cluster": "clusters of Kubernetes",
+    "nebius_mk8s_v1_node_group": "groups of nodes",
+    "nebius_applications_v1alpha1_k8s_release": "applications of Nebius",
 }
 """What a kind of resource is called; others by their own name in words."""
 
@@ -210,6 +213,9 @@ def _warnings(plan: ClusterPlan) -> Iterator[str]:
 
 def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
     command = f"drillyard cluster up {shlex.quote(config)}{options}"
+    if plan.recipe is not None:
+        yield f"next: drillyard cluster plan {shlex.quote(config)}{options} --output {plan.name}"
+        return
     # Where a service makes the machines, nothing is bought before a run.
     needed = () if plan.job_service is not None else plan.prices
     missing = [line.price_option for line in needed if line.usd_per_hour is None]

@@ -19,7 +19,12 @@ from drillyard.config.creation import CreationConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.formatting import plural
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.cluster_parts import HOURS_PER_MONTH, ZONES_OF_A_REGION, nat_addresses
+from drillyard.hardware.cluster_parts import (
+    HOURS_PER_MONTH,
+    ZONES_OF_A_REGION,
+    CpuMachine,
+    nat_addresses,
+)
 from drillyard.hardware.facts import Fact, FactSource, combine
 from drillyard.provision.cluster_plan import ClusterPlan, Pool, PriceLine
 
@@ -63,7 +68,11 @@ def cluster_prices(
     lines: list[PriceLine] = []
     if controllers:
         lines.append(_part("control plane", 1, facts, "gke-control-plane", region))
-        lines += _cpu_pool(creation, cpu_nodes, facts, region)
+        try:
+            machine = facts.cpu_machine(creation.cpu_pool.machine)
+        except NotFoundError as error:
+            raise UserError(f"cluster.cpu_pool.machine: {error}") from None
+        lines += cpu_pool_prices(machine, cpu_nodes, creation, facts, region)
     for pool in pools:
         lines += _gpu_pool(pool, creation, facts)
     running = hosts + cpu_nodes + sum(pool.nodes for pool in pools if not pool.scales_from_zero)
@@ -192,13 +201,10 @@ def _gpu_pool(pool: Pool, creation: CreationConfig, facts: Catalog) -> Iterator[
     yield _disks(pool.name, pool.nodes, creation, disk, facts, pool.region, running)
 
 
-def _cpu_pool(
-    creation: CreationConfig, nodes: int, facts: Catalog, region: str
+def cpu_pool_prices(
+    machine: CpuMachine, nodes: int, creation: CreationConfig, facts: Catalog, region: str
 ) -> Iterator[PriceLine]:
-    try:
-        machine = facts.cpu_machine(creation.cpu_pool.machine)
-    except NotFoundError as error:
-        raise UserError(f"cluster.cpu_pool.machine: {error}") from None
+    """The prices of the controllers' nodes and of their boot disks."""
     what = f"{CPU_POOL}: {nodes} x {machine.name}, for the controllers"
     option = _price_option(CPU_POOL)
     missing = _missing_part(machine.name, region, "hour", f"{option}, or ")

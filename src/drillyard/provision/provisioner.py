@@ -88,6 +88,17 @@ def require_created(plan: ClusterPlan) -> None:
         )
 
 
+def require_driven(plan: ClusterPlan, what: str) -> None:
+    """Raise UserError where `what` (a command) does nothing for a cluster, since the recipe of
+    somebody else makes it."""
+    if plan.recipe is not None:
+        raise UserError(
+            f"cluster {plan.name}: {plan.recipe.name} makes, changes and removes it, so there is no"
+            f" `drillyard cluster {what}` of it\nWrite its settings and commands: drillyard cluster"
+            f" plan CLUSTER --output {plan.name}; then: bash {plan.name}/apply.sh"
+        )
+
+
 def check_nodes(
     path: Path,
     overrides: Sequence[str] = (),

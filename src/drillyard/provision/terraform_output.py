@@ -162,7 +162,7 @@ def _because(change: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-_SIZES = ("node_count", "total_max_node_count", "max_node_count")
+_SIZES = ("node_count", "fixed_node_count", "total_max_node_count", "max_node_count")
 
 
 def _shrinks(change: Mapping[str, Any]) -> bool:

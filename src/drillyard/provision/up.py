@@ -31,7 +31,13 @@ from drillyard.provision.installer_images import (
     with_digests,
 )
 from drillyard.provision.launch_file import launch_values, with_values
-from drillyard.provision.made_hosts import HOST_KINDS, MadeHost, made_hosts, planned_hosts
+from drillyard.provision.made_hosts import (
+    HOST_KINDS,
+    MadeHost,
+    launch_values_of_hosts,
+    made_hosts,
+    planned_hosts,
+)
 from drillyard.provision.node_request import (
     GROUP_KIND,
     hosts_of,
@@ -39,6 +45,7 @@ from drillyard.provision.node_request import (
     wait_for_nodes,
 )
 from drillyard.provision.prices import price_totals, require_prices
+from drillyard.provision.provisioner import require_driven
 from drillyard.provision.terraform_output import (
     Action,
     Change,
@@ -50,7 +57,13 @@ from drillyard.provision.toolkit.gcluster import find_gcluster
 from drillyard.provision.toolkit.toolkit_cluster import deploy
 from drillyard.safe_files import describe_os_error, rewrite_file
 
-_POOLS = ("google_container_node_pool", "google_container_cluster")
+_OF_NEBIUS = "nebius_mk8s_v1_node_group"
+_POOLS = (
+    *("google_container_node_pool", "google_container_cluster"),
+    *(_OF_NEBIUS, "nebius_mk8s_v1_cluster"),
+)
+_NODES = {"template", "version"}
+"""What of a node group of Nebius a change of replaces its nodes."""
 _IN_PLACE = {
     *("labels", "effective_labels", "terraform_labels"),
     *("metadata", "desired_status", "deletion_protection"),
@@ -58,7 +71,6 @@ _IN_PLACE = {
 }
 """What of a host changes while it runs, or starts it."""
 _DESTROYING: tuple[Action, ...] = ("replace", "delete")
-CLUSTER = "google_container_cluster.cluster"
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    require_driven(plan, "up")
     for name in secrets:
         if not os.environ.get(name):
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
@@ -115,7 +128,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             _apply(opened, stages)
             state = opened.bucket.resources()
             if plan.has_kubernetes:
-                context = stages.write_context(plan, state[CLUSTER].attributes)
+                context = stages.write_context(plan, state[plan.control_plane].attributes)
                 request.report(f"context {context} is in your kubeconfig")
                 opened.require_lock()
                 digests = _recorded_digests(opened, digests)
@@ -165,6 +178,16 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
     stages.install_releases(compared.plan, context)
     return MadeCluster(context or "", {})
+
+
+def separate_launch_values(plan: ClusterPlan, made: MadeCluster) -> dict[str, Any]:
+    """The config for `launch` of a plan that has one of its own (`ClusterPlan.launch_platform`)."""
+    if plan.login is not None:
+        return launch_values_of_hosts(plan, made.hosts)
+    values = dict(plan.launch_settings or {})
+    if made.secrets:
+        values["kubernetes"] = {**values["kubernetes"], "secrets": dict(made.secrets)}
+    return values
 
 
 @dataclass(frozen=True)
@@ -302,15 +325,16 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
         if hosts:
             _guard_hosts(opened, stages, endangered, hosts)
         return
-    if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
+    cluster = opened.request.plan.control_plane
+    if not endangered or cluster not in state or _is_tainted(state, cluster):
         return
-    if any(each.address == CLUSTER for each in endangered):
+    if any(each.address == cluster for each in endangered):
         raise UserError(
-            f"{CLUSTER}: cannot be changed in place, and a new one would leave the volumes and load"
+            f"{cluster}: cannot be changed in place, and a new one would leave the volumes and load"
             f" balancers of the old one behind\nUndo the change, or remove the cluster first:"
             f" {opened.request.down_command}\nNothing was changed."
         )
-    context = stages.write_context(opened.request.plan, state[CLUSTER].attributes)
+    context = stages.write_context(opened.request.plan, state[cluster].attributes)
     if runs := list(stages.running_workloads(context)):
         pools = ", ".join(each.address.partition(".")[2] for each in endangered)
         raise UserError(
@@ -346,6 +370,12 @@ def _takes_nodes(change: Change) -> bool:
         return change.action in _DESTROYING or stops
     if change.kind == GROUP_KIND:
         return change.action in _DESTROYING
+    if (
+        change.kind == _OF_NEBIUS
+        and change.action == "update"
+        and not _NODES.isdisjoint(change.because)
+    ):
+        return True
     return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
 
 

@@ -35,10 +35,12 @@ from drillyard.provision.nebius.nebius_settings import PROVIDER
 from drillyard.provision.provisioner import plan_cluster
 
 VM, FILES = "nebius_compute_v1_instance", "nebius_compute_v1_filesystem"
+CONTROL_PLANE, GROUP = "nebius_mk8s_v1_cluster", "nebius_mk8s_v1_node_group"
 PROJECT, TENANT, STATE = "project-e00abc", "tenant-e00t", "project-e00abc-team-tfstate"
 SECRET, TOKEN = "storage-secret-of-the-test", "iam-token-of-the-test"
 CREATED = "2026-11-28T10:00:00Z"
 _ADDRESS = {"address": {"type": "string", "computed": True}}
+_VERBS = ("list", "get", "create", "delete")
 _KINDS = {each.words: each.kind for each in BY_KIND.values()}
 
 
@@ -50,6 +52,17 @@ def shapes() -> dict[str, Any]:
     found = {"nested": interface, "nesting": "list", "computed": True}
     resources[VM]["attributes"]["status"] = {
         "nested": {"network_interfaces": found},
+        "nesting": "single",
+        "computed": True,
+    }
+    endpoints = {"public_endpoint": {"type": "string", "computed": True}}
+    auth = {"cluster_ca_certificate": {"type": "string", "computed": True}}
+    parts = {
+        name: {"nested": each, "nesting": "single", "computed": True}
+        for name, each in (("endpoints", endpoints), ("auth", auth))
+    }
+    resources[CONTROL_PLANE]["attributes"]["status"] = {
+        "nested": {"control_plane": {"nested": parts, "nesting": "single", "computed": True}},
         "nesting": "single",
         "computed": True,
     }
@@ -132,6 +145,9 @@ class Refusal(Exception):
 class NebiusProject:
     """`settings`: of cluster.yaml, over a small cluster's."""
 
+    content: Callable[..., dict[str, Any]] = staticmethod(config)
+    """The content of cluster.yaml."""
+
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +199,7 @@ class NebiusProject:
         self._command_server.shutdown()
 
     def write(self, **settings: Any) -> None:
-        self.config.write_text(yaml.safe_dump(config(**settings)), encoding="utf-8")
+        self.config.write_text(yaml.safe_dump(self.content(**settings)), encoding="utf-8")
 
     def program(self, name: str, text: str) -> None:
         """A program of the machine."""
@@ -300,8 +316,9 @@ class NebiusProject:
         return {"code": 0, "out": json.dumps(found), "err": ""}
 
     def _found(self, words: list[str]) -> Any:
-        place, verb = (words[0], words[1]), words[2]
-        options = {words[i]: words[i + 1] for i in range(3, len(words) - 1)}
+        first = next(n for n, each in enumerate(words) if each in _VERBS)
+        place, verb = tuple(words[:first]), words[first]
+        options = {words[i]: words[i + 1] for i in range(first + 1, len(words) - 1)}
         if place == ("iam", "project"):
             if options["--id"] != PROJECT:
                 raise Refusal("PermissionDenied desc = Permission denied")
@@ -330,7 +347,7 @@ class NebiusProject:
             raise Refusal("NotFound desc = Filesystem not found")
         raise AssertionError(words)
 
-    def _rows(self, place: tuple[str, str], parent: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, place: tuple[str, ...], parent: str) -> Iterator[dict[str, Any]]:
         if place == ("compute", "platform"):
             for name, preset in self.presets.items():
                 presets = [{"name": preset, "allow_gpu_clustering": True}]
@@ -361,7 +378,7 @@ class NebiusProject:
         spec = {"versioning_policy": versioning}
         self.buckets[name] = {"metadata": metadata, "spec": spec, "status": {"state": "ACTIVE"}}
 
-    def _delete(self, place: tuple[str, str], identifier: str, ttl: str | None) -> None:
+    def _delete(self, place: tuple[str, ...], identifier: str, ttl: str | None) -> None:
         if place == ("storage", "bucket"):
             name = identifier.removeprefix("bucket-")
             if name not in self.buckets:
@@ -379,7 +396,7 @@ class NebiusProject:
 
 
 def _id(kind: str, name: str) -> str:
-    words = kind.removeprefix("nebius_").split("_v1_")
+    words = kind.removeprefix("nebius_").replace("_v1alpha1_", "_v1_").split("_v1_")
     return f"{''.join(words).replace('_', '')}-{name}"
 
 
@@ -398,7 +415,7 @@ words = sys.argv[1:]
 if words[-2:] == ["--format", "json"]:
     words = words[:-2]
 else:
-    assert words == ["iam", "get-access-token"] or words[2] == "delete", words
+    assert words == ["iam", "get-access-token"] or "delete" in words, words
 with socket.create_connection(("{}", {})) as server:
     server.sendall(json.dumps(words).encode() + b"\\n")
     answer = json.loads(server.makefile().read())

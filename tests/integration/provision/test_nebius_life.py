@@ -19,7 +19,14 @@ from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import Steps, kill_and_wait
-from tests.integration.provision.nebius_project import FILES, SECRET, STATE, VM, NebiusProject
+from tests.integration.provision.nebius_project import (
+    CONTROL_PLANE,
+    FILES,
+    SECRET,
+    STATE,
+    VM,
+    NebiusProject,
+)
 from tests.integration.provision.project import TIMEOUT_SECONDS, until
 
 from drillyard.config.load import load_cluster_config
@@ -172,10 +179,13 @@ def test_of_two_at_once_one_works_and_a_lock_is_released_by_its_id(project: Nebi
     project.require_nothing()
 
 
+_PREFIXES = {"nebius_vpc_v1_security_group": "vpcsecuritygroup", CONTROL_PLANE: "mk8scluster"}
+
+
 def test_leaks_finds_one_of_each_kind_and_its_commands_delete_them(project: NebiusProject) -> None:
     project.up()
     for row in LISTINGS:
-        parent = {"parent_id": "vpcsecuritygroup-left"} if row.of else {}
+        parent = {"parent_id": f"{_PREFIXES[row.of]}-left"} if row.of else {}
         project.add(row.kind, "left", **parent)
         if not row.of:
             project.add(row.kind, "of-others", label="others")
@@ -185,8 +195,14 @@ def test_leaks_finds_one_of_each_kind_and_its_commands_delete_them(project: Nebi
     }
     found = project.leaks()
     assert found["exit_code"] == 1
-    assert [each["kind"] for each in found["leaks"]] == [each.kind for each in LISTINGS]
+    # A group of nodes stands for its machines, and for their disks.
+    kinds = [each.kind for each in LISTINGS if each.kind not in (VM, DISK)]
+    assert [each["kind"] for each in found["leaks"]] == kinds
     assert {each["name"] for each in found["leaks"]} == {"left"}
+    for command in found["commands"]:
+        project.type(command)
+    found = project.leaks()
+    assert [each["kind"] for each in found["leaks"]] == [VM, DISK, FILES]
     assert found["leaks"][0]["usd_per_day"] == pytest.approx(24 * 23.60)
     for command in found["commands"]:
         project.type(command)

@@ -40,6 +40,17 @@ def config(
     }
 
 
+def kubernetes_config(
+    machine: str = "gpu-h100-sxm", consumption: str = "on-demand", **settings: Any
+) -> dict[str, Any]:
+    """The content of a cluster.yaml of Managed Kubernetes; `settings` replace whole keys."""
+    own = {
+        "nebius": {"orchestrator": "kubernetes", "filesystem_gib": 2048},
+        "cluster": {"authorized_networks": ACCESS["authorized_networks"]},
+    }
+    return config(machine, consumption, **{**own, **settings})
+
+
 def plan(directory: Path, content: dict[str, Any]) -> ClusterPlan:
     """The plan of a cluster.yaml with this content, beside which there is a key."""
     (directory / "key.pub").write_text(f"{KEY}\n", "utf-8")

@@ -1,5 +1,5 @@
 """What Terraform and Cluster Toolkit get, as files: one for each shape of virtual machines, Slurm
-clusters and places for Vertex AI's jobs. It changes on purpose only.
+clusters, places for Vertex AI's jobs and clusters of Nebius' Kubernetes. It changes on purpose only.
 
     DRILLYARD_UPDATE_GOLDEN=1 pytest tests/unit/provision/test_golden.py    # then read the difference
 """  # noqa: E501
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.provision import clusters, job_clusters, slurm_clusters, vm_clusters
+from tests.unit.provision import (
+    clusters,
+    job_clusters,
+    nebius_clusters,
+    slurm_clusters,
+    vm_clusters,
+)
 from tests.unit.provision.job_clusters import NUMBER
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -29,6 +35,7 @@ CASES: dict[str, Any] = {
     "slurm-a4-highgpu-8g-flex-start-shared-vpc-lustre": slurm_clusters.config(
         "a4-highgpu-8g", "flex-start", cluster={**SHARED, "head": {"home": "lustre"}}
     ),
+    "nebius-kubernetes-gpu-h100-sxm-on-demand": nebius_clusters.kubernetes_config(),
     "vertex-a3-highgpu-8g-spot-own-vpc": job_clusters.config("a3-highgpu-8g", "spot", **OWN),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.unit.provision.chart_plans import plan
+from tests.unit.provision.nebius_clusters import kubernetes_config
+from tests.unit.provision.nebius_clusters import plan as nebius_plan
 
 from drillyard.errors import UserError
 from drillyard.provision.kubeconfig_context import remove_context, require_programs, write_context
@@ -196,3 +199,25 @@ def test_without_the_program_that_logs_in_nothing_is_written(
     with pytest.raises(UserError, match="gcloud components install gke-gcloud-auth-plugin"):
         require_programs(PLAN)
     assert not path.exists()
+
+
+def test_a_cluster_of_nebius_is_reached_with_nebius_own_program(path: Path, tmp_path: Path) -> None:
+    made = nebius_plan(tmp_path, kubernetes_config())
+    authority = "-----BEGIN CERTIFICATE-----\n"
+    place = {"public_endpoint": "https://pu.mk8scluster-e00.mk8s.eu-north1.nebius.cloud:443"}
+    status = {"endpoints": place, "auth": {"cluster_ca_certificate": authority}}
+    name = write_context(made, {"name": "team", "status": {"control_plane": status}})
+    assert name == "nebius_project-e00abc_team"
+    reached = named(path, "clusters")[name]
+    assert reached["server"] == place["public_endpoint"]
+    assert base64.b64decode(reached["certificate-authority-data"]).decode() == authority
+    login = named(path, "users")[name]["exec"]
+    assert [login["command"], *login["args"]] == [
+        *("nebius", "mk8s", "v1", "cluster", "get-token", "--format", "json")
+    ]
+    # While it is being made it has no address.
+    for status in (None, {"control_plane": None}):
+        with pytest.raises(UserError, match="no address yet"):
+            write_context(made, {"name": "team", "status": status})
+    remove_context(made)
+    assert yaml.safe_load(path.read_text())["contexts"] == []

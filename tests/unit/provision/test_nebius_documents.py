@@ -3,17 +3,20 @@ on Nebius writes it, field by field."""  # noqa: E501
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.unit.provision.chart_plans import chart_values
 from tests.unit.provision.clusters import bodies
 from tests.unit.provision.nebius_clusters import plan
 
 from drillyard.hardware import catalog
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.plan_directory import plan_directory
 
 PAGE = Path(__file__).parents[3] / "docs/nebius.md"
 
@@ -73,6 +76,55 @@ def test_a_node_has_what_the_documents_job_of_a_node_asks_for(found: ClusterPlan
     assert pool.machine.num_accelerators >= 8
     assert pool.machine.vcpus is not None and pool.machine.vcpus >= 64
     assert pool.machine.host_memory_gib is not None and pool.machine.host_memory_gib >= 1400
+
+
+@pytest.fixture
+def blocks() -> list[dict[str, Any]]:
+    """The files of the page, of machines, Managed Kubernetes and Soperator, in this order."""
+    found = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    read = [yaml.safe_load(each) for each in found]
+    return [each for each in read if "nebius" in each]
+
+
+def test_the_documents_job_of_kubernetes_fits_the_nodes_of_the_pages_cluster(
+    blocks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """2 nodes, 8 of nvidia.com/gpu, 64 CPU cores and 1,400 Gi each, on InfiniBand."""
+    found = plan(tmp_path, blocks[1])
+    (group,) = [
+        body
+        for body in bodies(found, "nebius_mk8s_v1_node_group").values()
+        if "gpu_settings" in body["template"]
+    ]
+    assert group["fixed_node_count"] == 2
+    assert group["template"]["resources"] == {
+        "platform": "gpu-h100-sxm",
+        "preset": "8gpu-128vcpu-1600gb",
+    }
+    assert group["template"]["gpu_cluster"]["id"] == "${nebius_compute_v1_gpu_cluster.nodes.id}"
+    (pool,) = chart_values(found)["pools"]
+    amounts = pool["resources"]
+    assert int(amounts["nvidia.com/gpu"]) == 16 and int(amounts["cpu"]) >= 2 * 64
+    assert int(amounts["memory"].removesuffix("Gi")) >= 2 * 1400
+    settings = found.launch_settings
+    assert settings is not None and settings["storage"] == {"directory": "/mnt/shared"}
+    assert found.quotas[0].amount == 16
+
+
+def test_the_documents_job_of_slurm_fits_the_nodes_of_soperators_settings(
+    blocks: list[dict[str, Any]], content: dict[str, Any], tmp_path: Path
+) -> None:
+    """`sbatch` on 2 nodes with 8 GPUs each, runs and logs below /mnt/shared."""
+    section = {**blocks[2]["nebius"], "identity_file": "key"}
+    found = plan(tmp_path, {**content, "nebius": section, "cluster": {}})
+    made = json.loads(plan_directory(found, ())["drillyard.auto.tfvars.json"][0])
+    (workers,) = made["slurm_nodeset_workers"]
+    assert workers["size"] == 2
+    assert workers["resource"] == {"platform": "gpu-h100-sxm", "preset": "8gpu-128vcpu-1600gb"}
+    assert workers["gpu_cluster"] == {"infiniband_fabric": "fabric-2"}
+    assert made["filesystem_jail_submounts"][0]["mount_path"] == "/mnt/shared"
+    assert found.launch_settings is not None
+    assert found.launch_settings["slurm"]["gres"] == "gpu:nvidia_h100_80gb_hbm3:8"
 
 
 def test_the_pages_table_of_fabrics_is_that_of_the_machines() -> None:

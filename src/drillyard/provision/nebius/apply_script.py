@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.kubeconfig_context import context_name
 from drillyard.provision.nebius.instances import FILESYSTEM_KIND
+from drillyard.provision.nebius.kubernetes_plan import CLUSTER_OUTPUT
 from drillyard.provision.nebius.nebius_plan import LAUNCH_OUTPUT
 from drillyard.provision.plan_text import plan_text
 from drillyard.provision.prices import UsePrice
@@ -20,7 +22,7 @@ from drillyard.provision.state_bucket import STATE
 _SCRIPT = """\
 #!/bin/sh
 # Cluster {name}, in order. {made_by}
-# Needs nebius (nebius profile create) and {terraform}. It can be run again after an error.
+# Needs nebius (nebius profile create), {programs}. It can be run again after an error.
 set -eu
 cd "$(dirname -- "$0")"
 
@@ -35,6 +37,8 @@ export NEBIUS_IAM_TOKEN
 # Everything in the cloud; Terraform shows it and asks.
 terraform init -input=false
 terraform apply
+"""  # noqa: E501
+_OF_HOSTS = """\
 
 # The config for `drillyard launch`, with the addresses of the hosts.
 # One that differs is kept under another name: it may have been edited.
@@ -46,13 +50,20 @@ if [ -e {file} ] && ! cmp -s {file} {file}.new; then
 fi
 mv {file}.new {file}
 echo 'drillyard launch RUN.YAML --cluster {file}'
+"""
+_OF_KUBERNETES = """\
+
+# Access to the cluster.
+nebius mk8s cluster get-credentials --id "$(terraform output -raw {output})" --external --context-name {context} --force
+{installs}
+echo 'drillyard launch RUN.YAML --cluster {file}'
 """  # noqa: E501
 _README = """\
 # Cluster {name}
 
 {made_by}
 
-`sh apply.sh` makes the cluster in project {project} of Nebius, and writes {file}, which `drillyard launch` takes. It
+`sh apply.sh` makes the cluster in project {project} of Nebius. `drillyard launch` takes {file}{how}. It
 asks before Terraform makes anything, and can be run again after an error, or after a new plan was written here with
 `--overwrite`.
 
@@ -101,34 +112,44 @@ def s3_backend(plan: ClusterPlan, endpoint: str) -> dict[str, Any]:
 
 def launch_file(plan: ClusterPlan) -> str:
     """The file of the directory that `launch` takes."""
-    return f"{plan.name}-ssh.yaml"
+    return f"{plan.name}-{(plan.launch_settings or {})['platform']}.yaml"
 
 
-def script(plan: ClusterPlan, made_by: str) -> str:
-    """apply.sh."""
+def script(plan: ClusterPlan, made_by: str, installs: Sequence[str]) -> str:
+    """apply.sh. `installs`: the commands that install the charts of a cluster of Kubernetes."""
     place = ("--parent-id", plan.project, "--name", plan.state_bucket)
     labels = ",".join(f"{key}={value}" for key, value in (plan.labels or {}).items())
     kept = ("--versioning-policy", "enabled", "--labels", labels)
-    return _SCRIPT.format(
+    terraform = f"terraform {plan.terraform['terraform']['required_version']}"
+    text = _SCRIPT.format(
         name=plan.name,
         made_by=made_by,
-        terraform=f"terraform {plan.terraform['terraform']['required_version']}",
+        programs=f"helm and {terraform}" if plan.has_kubernetes else terraform,
         find=shlex.join(["nebius", "storage", "bucket", "get-by-name", *place]),
         create=shlex.join(["nebius", "storage", "bucket", "create", *place, *kept]),
-        output=LAUNCH_OUTPUT,
+    )
+    if not plan.has_kubernetes:
+        return text + _OF_HOSTS.format(output=LAUNCH_OUTPUT, file=launch_file(plan))
+    return text + _OF_KUBERNETES.format(
+        output=CLUSTER_OUTPUT,
+        context=context_name(plan),
+        installs="\n".join(installs),
         file=launch_file(plan),
     )
 
 
-def readme(plan: ClusterPlan, of_use: Sequence[UsePrice], made_by: str) -> str:
-    """README.md."""
+def readme(
+    plan: ClusterPlan, of_use: Sequence[UsePrice], made_by: str, removals: Sequence[str]
+) -> str:
+    """README.md. `removals`: the commands that remove the charts of a cluster of Kubernetes."""
     return _README.format(
         name=plan.name,
         made_by=made_by,
         project=plan.project,
         file=launch_file(plan),
+        how="" if plan.has_kubernetes else ", which it writes",
         bucket=plan.state_bucket,
-        back="\n".join(f"    {line}" for line in _back(plan)),
+        back="\n".join(f"    {line}" for line in (*removals, *_back(plan))),
         data=_DATA if _filesystem(plan) else "",
         text=plan_text(plan, of_use, "CLUSTER.yaml"),
     )

@@ -1,12 +1,13 @@
 """Platform `nebius`: its settings in cluster.yaml, and what holds for every such cluster.
 
-The machines are made by Terraform; `up` writes a config of platform `ssh` for `launch`: nothing is
-launched with the file of platform `nebius` itself.
+The machines, or the cluster of Managed Kubernetes, are made by Terraform; `up` writes a config of
+platform `ssh` or `kubernetes` for `launch`: nothing is launched with the file of platform `nebius`
+itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -27,8 +28,17 @@ FilesystemId = Annotated[
 
 
 class NebiusConfig(PlatformSection):
-    """Virtual machines of Nebius: how one logs in to them, what joins them, what they share."""
+    """A GPU cluster of Nebius: what runs are given to, what joins the nodes, what they share, and
+    how one logs in to them."""
 
+    orchestrator: Literal["none", "kubernetes", "soperator"] = Field(
+        default="none",
+        description=(
+            "What runs are given to: none (virtual machines, reached by ssh), kubernetes (a cluster"
+            " of Managed Kubernetes, with queues) or soperator (Slurm on it: `plan --output` writes"
+            " the settings of Nebius' recipe, which makes it)."
+        ),
+    )
     user: Login | None = Field(default=None, description="Login on the nodes; default: drillyard.")
     identity_file: LocalFile | None = Field(
         default=None,
@@ -46,7 +56,8 @@ class NebiusConfig(PlatformSection):
     boot_image: ImageFamily | None = Field(
         default=None,
         description=(
-            "Family of the boot disks' image; default: Ubuntu with NVIDIA's driver and CUDA."
+            "Family of the boot disks' image; default: Ubuntu with NVIDIA's driver and CUDA. Of"
+            " nodes of Kubernetes: their OS and preset of drivers, as OS-PRESET."
         ),
     )
     filesystem_gib: PositiveInt | None = Field(
@@ -59,6 +70,10 @@ class NebiusConfig(PlatformSection):
             "Shared file system that exists, mounted at storage.directory; it is never changed or"
             " removed."
         ),
+    )
+    jail_gib: PositiveInt | None = Field(
+        default=None,
+        description="Of soperator: size of the root that all nodes share; default: 2048.",
     )
     startup_script: LocalFile | None = Field(
         default=None,
@@ -77,7 +92,7 @@ NEBIUS = PlatformFacts(
     required=("location.project", "location.region", "machine", "consumption"),
     optional=(
         *("location", "storage", "reservation", "mounts", "python", "image"),
-        *("nebius", "cluster"),
+        *("nebius", "kubernetes", "cluster"),
     ),
     section=NebiusConfig,
     consumption=("on-demand", "reservation", "spot"),
@@ -85,7 +100,7 @@ NEBIUS = PlatformFacts(
     provisioner="drillyard.provision.nebius.nebius_plan:nebius_plan",
     provision_rules="drillyard.provision.nebius.nebius_rules:nebius_problems",
     instead_of_launching=(
-        "make its machines with `drillyard cluster up {file} --write`, then launch with the file"
+        "make the cluster with `drillyard cluster up {file} --write`, then launch with the file"
         " that it writes"
     ),
 )

@@ -23,13 +23,15 @@ from drillyard.provision.terraform_document import (
 
 KIND = "nebius_compute_v1_instance"
 FILESYSTEM_KIND = "nebius_compute_v1_filesystem"
+DISK_KIND = "nebius_compute_v1_disk"
+GPU_CLUSTER_KIND = "nebius_compute_v1_gpu_cluster"
 MOUNT_TAG = "shared"
 BLOCK_BYTES = 4096
 """The block size of Nebius' own examples of boot disks and shared file systems."""
 _CONSUMPTION = "cluster.yaml: consumption"
 _SCRIPT = "/opt/drillyard/first-start"
 _STORAGE = "cluster.yaml: storage.directory, nebius.filesystem, nebius.filesystem_gib"
-_PREEMPTIBLE = "https://docs.nebius.com/compute/virtual-machines/preemptible"
+PREEMPTIBLE = "https://docs.nebius.com/compute/virtual-machines/preemptible"
 
 
 def fabric_of(settings: NebiusSettings) -> str | None:
@@ -38,6 +40,55 @@ def fabric_of(settings: NebiusSettings) -> str | None:
         return None
     found = settings.pool.machine.infiniband_fabrics.get(settings.region, ())
     return settings.section.fabric or found[0]
+
+
+def joined_and_shared(document: TerraformDocument, settings: NebiusSettings) -> Body:
+    """What joins the nodes, and what they share, as settings of each; both are added to the
+    document where the cluster makes them."""
+    body: Body = {}
+    if (fabric := fabric_of(settings)) is not None:
+        cluster = add_named(
+            document,
+            settings,
+            GPU_CLUSTER_KIND,
+            "nodes",
+            {
+                "infiniband_fabric": because(
+                    fabric,
+                    "a fabric that the region has for the machine",
+                    "cluster.yaml: nebius.fabric"
+                    if settings.section.fabric
+                    else cited(settings.pool.machine, "infiniband_fabrics"),
+                )
+            },
+        )
+        body["gpu_cluster"] = {"id": because(reference(cluster), "InfiniBand joins the nodes")}
+    if (filesystem := _filesystem(document, settings)) is not None:
+        body["filesystems"] = [
+            {
+                "attach_mode": because("READ_WRITE", "every node reads and writes it"),
+                "mount_tag": because(MOUNT_TAG, "the name by which the nodes mount it"),
+                "existing_filesystem": {"id": filesystem},
+            }
+        ]
+    return body
+
+
+def machine_resources(settings: NebiusSettings) -> Body:
+    """Platform and preset of the nodes."""
+    machine = settings.pool.machine
+    return {
+        "platform": because(machine.name.partition("_")[0], "the machine", "cluster.yaml: machine"),
+        "preset": because(machine.preset, "its GPUs and CPUs", cited(machine, "preset")),
+    }
+
+
+def boot_image_of(settings: NebiusSettings) -> Because:
+    """The family of the boot disks' image: the config's, or ours."""
+    given, row = settings.section.boot_image, boot_image("nebius")
+    if given is not None:
+        return because(given, "as the config says", "cluster.yaml: nebius.boot_image")
+    return because(row.image, "with NVIDIA's driver", cited(row, "image"))
 
 
 def add_nodes(
@@ -54,14 +105,8 @@ def add_nodes(
 
 def _shared(document: TerraformDocument, settings: NebiusSettings, subnet: str, group: str) -> Body:
     """What is the same for all nodes."""
-    machine = settings.pool.machine
     body: Body = {
-        "resources": {
-            "platform": because(
-                machine.name.partition("_")[0], "the machine", "cluster.yaml: machine"
-            ),
-            "preset": because(machine.preset, "its GPUs and CPUs", cited(machine, "preset")),
-        },
+        "resources": machine_resources(settings),
         "network_interfaces": [
             {
                 "name": because("eth0", "the first interface"),
@@ -77,60 +122,22 @@ def _shared(document: TerraformDocument, settings: NebiusSettings, subnet: str, 
         "stopped": because(False, "one that was stopped, or preempted, is started again"),
         **_capacity(settings),
     }
-    if (fabric := fabric_of(settings)) is not None:
-        cluster = add_named(
-            document,
-            settings,
-            "nebius_compute_v1_gpu_cluster",
-            "nodes",
-            {
-                "infiniband_fabric": because(
-                    fabric,
-                    "a fabric that the region has for the machine",
-                    "cluster.yaml: nebius.fabric"
-                    if settings.section.fabric
-                    else cited(machine, "infiniband_fabrics"),
-                )
-            },
-        )
-        body["gpu_cluster"] = {"id": because(reference(cluster), "InfiniBand joins the nodes")}
-    if (filesystem := _filesystem(document, settings)) is not None:
-        body["filesystems"] = [
-            {
-                "attach_mode": because("READ_WRITE", "every node reads and writes it"),
-                "mount_tag": because(MOUNT_TAG, "the name by which the nodes mount it"),
-                "existing_filesystem": {"id": filesystem},
-            }
-        ]
+    body |= joined_and_shared(document, settings)
     return body
 
 
 def _add_node(
     document: TerraformDocument, settings: NebiusSettings, name: str, shared: Body
 ) -> str:
-    label, section = name.replace("-", "_"), settings.section
-    row = boot_image("nebius")
-    image = because(
-        section.boot_image or row.image,
-        "with NVIDIA's driver" if section.boot_image is None else "as the config says",
-        "cluster.yaml: nebius.boot_image" if section.boot_image else cited(row, "image"),
-    )
+    label = name.replace("-", "_")
     disk = add_named(
         document,
         settings,
-        "nebius_compute_v1_disk",
+        DISK_KIND,
         label,
         {
-            "type": because(
-                "NETWORK_SSD",
-                "what machines boot from",
-                "https://docs.nebius.com/compute/storage/types",
-            ),
-            "size_gibibytes": because(
-                settings.creation.disk_gib, "the boot disk", "cluster.yaml: cluster.disk_gib"
-            ),
-            "block_size_bytes": because(BLOCK_BYTES, "the usual size of blocks"),
-            "source_image_family": {"image_family": image},
+            **boot_disk(settings),
+            "source_image_family": {"image_family": boot_image_of(settings)},
         },
         name=name,
     )
@@ -149,26 +156,45 @@ def _add_node(
     )
 
 
+def boot_disk(settings: NebiusSettings) -> Body:
+    """Type and size of a node's boot disk."""
+    return {
+        "type": because(
+            "NETWORK_SSD",
+            "what machines boot from",
+            "https://docs.nebius.com/compute/storage/types",
+        ),
+        "size_gibibytes": because(
+            settings.creation.disk_gib, "the boot disk", "cluster.yaml: cluster.disk_gib"
+        ),
+        "block_size_bytes": because(BLOCK_BYTES, "the usual size of blocks"),
+    }
+
+
+def reservation_policy(settings: NebiusSettings) -> Because:
+    """From which capacity the nodes are taken, that are not preemptible."""
+    if held := settings.pool.reservations:
+        policy = {"policy": "STRICT", "reservation_ids": list(held)}
+        why = "the nodes are taken from these capacity blocks alone"
+        return because(policy, why, "cluster.yaml: reservation")
+    why = "these nodes must not consume a reservation"
+    return because({"policy": "FORBID"}, why, _CONSUMPTION)
+
+
 def _capacity(settings: NebiusSettings) -> Body:
     """How the machines are bought. A preemptible one is stopped when its capacity is taken back."""
-    pool = settings.pool
-    if pool.consumption == "spot":
+    if settings.pool.consumption == "spot":
         return {
             "preemptible": because(
                 {"on_preemption": "STOP", "priority": 1},
                 "its capacity may be taken back, and its boot disk stays",
-                _PREEMPTIBLE,
+                PREEMPTIBLE,
             ),
             "recovery_policy": because(
-                "FAIL", "a preemptible machine is not started by itself", _PREEMPTIBLE
+                "FAIL", "a preemptible machine is not started by itself", PREEMPTIBLE
             ),
         }
-    if pool.reservations:
-        held = {"policy": "STRICT", "reservation_ids": list(pool.reservations)}
-        why = "the nodes are taken from these capacity blocks alone"
-        return {"reservation_policy": because(held, why, "cluster.yaml: reservation")}
-    why = "these nodes must not consume a reservation"
-    return {"reservation_policy": because({"policy": "FORBID"}, why, _CONSUMPTION)}
+    return {"reservation_policy": reservation_policy(settings)}
 
 
 def _filesystem(document: TerraformDocument, settings: NebiusSettings) -> Because | None:
@@ -212,7 +238,7 @@ def _user_data(settings: NebiusSettings) -> Because:
                 "ssh_authorized_keys": [public_key(section.identity_file)],
             }
         ],
-        "runcmd": [*_mount(settings)],
+        "runcmd": [*mount_commands(settings, settings.user)],
     }
     if section.startup_script is not None:
         text = script_text(section.startup_script)
@@ -223,9 +249,9 @@ def _user_data(settings: NebiusSettings) -> Because:
     return because(plain, "who logs in, what is mounted, and what runs at the first start", source)
 
 
-def _mount(settings: NebiusSettings) -> list[list[str]]:
+def mount_commands(settings: NebiusSettings, owner: int | str) -> list[list[str]]:
     """Commands that mount the shared file system, now and at each later start. A new one belongs to
-    root alone, so its own directory is given to the user."""
+    root alone, so its own directory is given to `owner`."""
     directory = settings.cluster.storage.directory
     if directory is None:
         return []
@@ -236,5 +262,5 @@ def _mount(settings: NebiusSettings) -> list[list[str]]:
         ["mount", directory],
     ]
     if settings.section.filesystem is None:
-        commands.append(["chown", f"{settings.user}:", directory])
+        commands.append(["chown", f"{owner}:", directory])
     return commands

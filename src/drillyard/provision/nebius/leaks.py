@@ -16,8 +16,9 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.leak_report import Gap, Leak, LeakReport
 from drillyard.provision.nebius import cli
-from drillyard.provision.nebius.instances import FILESYSTEM_KIND, KIND
+from drillyard.provision.nebius.instances import DISK_KIND, FILESYSTEM_KIND, KIND
 from drillyard.provision.nebius.listings import BY_KIND, LISTINGS, ClusterKind
+from drillyard.provision.nebius.managed_kubernetes import NODE_GROUP_KIND
 from drillyard.provision.nebius.nebius_plan import BUCKET_KIND
 
 HOURS_PER_DAY = 24
@@ -40,6 +41,9 @@ def find_leaks(plan: ClusterPlan, owned: frozenset[str], facts: Catalog) -> Leak
             for each in _listed(row, parent, gaps)
             if _is_left(plan, each)
         ]
+    if ours[NODE_GROUP_KIND]:
+        # Its nodes are deleted with it, and are in no state.
+        ours |= {KIND: [], DISK_KIND: []}
     leaks = tuple(
         _leak(plan, row, each, facts)
         for row in LISTINGS
@@ -92,16 +96,26 @@ def _usd_per_day(
     (https://docs.nebius.com/compute/resources/pricing)."""
     if not BY_KIND[row.kind].billed:
         return 0.0
-    if row.kind != KIND:
+    if row.kind not in (KIND, NODE_GROUP_KIND):
         return None
     if (item.get("status") or {}).get("state") == _STOPPED:
         return 0.0
-    spec = item.get("spec") or {}
+    spec, nodes = item.get("spec") or {}, 1
+    if row.kind == NODE_GROUP_KIND:
+        nodes, spec = int(spec.get("fixed_node_count") or 0), spec.get("template") or {}
+    hour = _usd_per_hour(plan, spec, facts)
+    return None if hour is None else nodes * hour * HOURS_PER_DAY
+
+
+def _usd_per_hour(plan: ClusterPlan, spec: Mapping[str, Any], facts: Catalog) -> float | None:
+    """Dollars per hour of a machine with this spec; None where no price is known."""
     resources = spec.get("resources") or {}
     kind = resources.get("platform"), resources.get("preset")
-    bought = "spot" if spec.get("preemptible") else "on-demand"
+    bought = "spot" if spec.get("preemptible") is not None else "on-demand"
     for machine in facts.machines.values():
         if machine.cloud == "nebius" and (machine.name.partition("_")[0], machine.preset) == kind:
             price = facts.price(machine.name, bought, plan.region)
-            return None if price is None else price.node_hour(machine).value * HOURS_PER_DAY
-    return None
+            return None if price is None else price.node_hour(machine).value
+    cpu = facts.cpu_machines.get("_".join(map(str, kind)))
+    found = None if cpu is None else facts.cpu_machine_price(cpu, plan.region)
+    return None if found is None else found.value

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drillyard.provision.nebius.instances import FILESYSTEM_KIND, KIND
+from drillyard.provision.nebius.instances import DISK_KIND, FILESYSTEM_KIND, GPU_CLUSTER_KIND, KIND
+from drillyard.provision.nebius.managed_kubernetes import (
+    CLUSTER_KIND,
+    NODE_GROUP_KIND,
+    RELEASE_KIND,
+)
 from drillyard.provision.nebius.nebius_plan import BUCKET_KIND
 
 GROUP_KIND, RULE_KIND = "nebius_vpc_v1_security_group", "nebius_vpc_v1_security_rule"
@@ -17,7 +22,7 @@ class ClusterKind:
     project."""
 
     kind: str
-    words: tuple[str, str]
+    words: tuple[str, ...]
     of: str = ""
     billed: bool = False
 
@@ -28,9 +33,12 @@ class ClusterKind:
 
 
 LISTINGS = (
+    ClusterKind(RELEASE_KIND, ("applications", "v1alpha1", "k8s-release")),
+    ClusterKind(NODE_GROUP_KIND, ("mk8s", "node-group"), of=CLUSTER_KIND, billed=True),
+    ClusterKind(CLUSTER_KIND, ("mk8s", "cluster"), billed=True),
     ClusterKind(KIND, ("compute", "instance"), billed=True),
-    ClusterKind("nebius_compute_v1_disk", ("compute", "disk"), billed=True),
-    ClusterKind("nebius_compute_v1_gpu_cluster", ("compute", "gpu-cluster")),
+    ClusterKind(DISK_KIND, ("compute", "disk"), billed=True),
+    ClusterKind(GPU_CLUSTER_KIND, ("compute", "gpu-cluster")),
     ClusterKind(FILESYSTEM_KIND, ("compute", "filesystem"), billed=True),
     ClusterKind(RULE_KIND, ("vpc", "security-rule"), of=GROUP_KIND),
     ClusterKind(GROUP_KIND, ("vpc", "security-group")),

@@ -1,5 +1,5 @@
-"""The plan of a GPU cluster of Nebius: Terraform's resources, prices, quotas, and the config by
-which `launch` reaches the hosts."""
+"""The plan of a GPU cluster of Nebius: of its machines Terraform's resources, prices, quotas, and
+the config by which `launch` reaches the hosts; of Managed Kubernetes see `kubernetes_plan.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from drillyard.config.load import yaml_text
 from drillyard.config.problems import raise_all
 from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
-from drillyard.provision.cluster_plan import ClusterPlan, HostLogin, PlannedResource
+from drillyard.provision.cluster_plan import ClusterPlan, HostLogin, PlannedResource, PriceLine
 from drillyard.provision.nebius.instances import FILESYSTEM_KIND, add_nodes, fabric_of
+from drillyard.provision.nebius.kubernetes_plan import kubernetes_plan
 from drillyard.provision.nebius.nebius_rules import nebius_problems
 from drillyard.provision.nebius.nebius_settings import DOMAIN, NebiusSettings, required_provider
 from drillyard.provision.nebius.networks import add_network
+from drillyard.provision.nebius.soperator import soperator_plan
 from drillyard.provision.node_login import verbatim
 from drillyard.provision.pools import read_pools
 from drillyard.provision.prices import cluster_prices, stored_price
@@ -34,28 +36,44 @@ def nebius_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     raise_all(nebius_problems(cluster, facts), cluster._origin.places)
     (pool,), _ = read_pools(cluster, facts, zonal=False)
     settings = NebiusSettings(cluster, facts, pool)
+    state = settings.creation.state_bucket or f"{settings.project}-{settings.name}-tfstate"
+    bucket = PlannedResource(
+        "", BUCKET_KIND, state, settings.region, labelled=True, made_by="drillyard"
+    )
+    endpoint = f"https://storage.{settings.region}.nebius.cloud:443"
+    prices = _prices(settings)
+    if settings.section.orchestrator == "kubernetes":
+        return kubernetes_plan(settings, bucket, prices, endpoint)
+    if settings.section.orchestrator == "soperator":
+        return soperator_plan(settings, prices)
+    return _machines_plan(settings, bucket, prices, endpoint)
+
+
+def _prices(settings: NebiusSettings) -> tuple[PriceLine, ...]:
+    """Of the GPU nodes and the shared file system."""
+    pool, facts, gib = settings.pool, settings.facts, settings.section.filesystem_gib
+    lines = cluster_prices((pool,), settings.creation, facts, controllers=False, way_out=False)
+    if gib is None:
+        return lines
+    return (
+        *lines,
+        stored_price("shared file system", gib, "nebius-filesystem", facts, pool.region),
+    )
+
+
+def _machines_plan(
+    settings: NebiusSettings, bucket: PlannedResource, prices: tuple[PriceLine, ...], endpoint: str
+) -> ClusterPlan:
+    cluster, section, pool = settings.cluster, settings.section, settings.pool
     document = TerraformDocument()
     subnet, group = add_network(document, settings)
     hosts = add_nodes(document, settings, subnet, group)
-    section = settings.section
     launch = ssh_launch_settings(
         cluster,
         user=settings.user,
         identity_file=section.identity_file,
         directory=section.directory,
     )
-    state = settings.creation.state_bucket or f"{settings.project}-{settings.name}-tfstate"
-    bucket = PlannedResource(
-        "", BUCKET_KIND, state, settings.region, labelled=True, made_by="drillyard"
-    )
-    prices = list(
-        cluster_prices((pool,), settings.creation, facts, controllers=False, way_out=False)
-    )
-    if section.filesystem_gib is not None:
-        gib = section.filesystem_gib
-        prices.append(
-            stored_price("shared file system", gib, "nebius-filesystem", facts, pool.region)
-        )
     return ClusterPlan(
         name=cluster.name,
         platform=cluster.platform,
@@ -68,11 +86,11 @@ def nebius_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
             required_provider(),
             {LAUNCH_OUTPUT: {"value": _launch_text(launch, hosts)}},
         ),
-        state_bucket=state,
-        state_endpoint=f"https://storage.{settings.region}.nebius.cloud:443",
+        state_bucket=bucket.name,
+        state_endpoint=endpoint,
         resources=(bucket, *document.resources),
-        prices=tuple(prices),
-        quotas=tuple(quota_needed(cluster, facts)),
+        prices=prices,
+        quotas=tuple(quota_needed(cluster, settings.facts)),
         warnings=tuple(_warnings(settings)),
         fields=tuple(document.fields),
         labels=settings.labels,

@@ -18,6 +18,8 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, Pool
 from drillyard.provision.nebius.config import NebiusConfig
+from drillyard.provision.nebius.kubernetes_rules import kubernetes_problems
+from drillyard.provision.nebius.soperator_rules import soperator_problems
 from drillyard.provision.node_login import (
     DEFAULT_USER,
     NEW_KEY,
@@ -32,7 +34,7 @@ _PROJECT = re.compile(r"project-[a-z0-9]+")
 _CAPACITY = re.compile(r"capacityblockgroup-[a-z0-9]+")
 _MOUNT = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _NOT_HERE = (
-    *("version", "release_channel", "cpu_pool", "max_pods_per_node", "gpu_driver", "images"),
+    *("release_channel", "max_pods_per_node", "gpu_driver", "images"),
     *("compact_placement", "existing_bucket", "bucket_location", "bucket_keep_versions"),
     *("bucket_recover_days", "registry", "deletion_protection", "network"),
 )
@@ -49,13 +51,15 @@ def nebius_problems(cluster: ClusterConfig, facts: Catalog) -> list[Problem]:
     # Of `cluster.pools` one rule says all.
     own = [each for each in problems if each.path[:2] != ("cluster", "pools")]
     creation = cluster.cluster or CreationConfig()
-    settings = [
-        *_place(cluster),
-        *_login(cluster),
-        *_shared_storage(cluster),
-        *_access(creation),
-        *_unused(creation),
-    ]
+    section = cluster.section_as(NebiusConfig)
+    if section.orchestrator == "kubernetes":
+        of_kind = [*kubernetes_problems(cluster, section, creation, facts)]
+    elif section.orchestrator == "soperator":
+        of_kind = [*_key(section), *soperator_problems(cluster, section, creation)]
+    else:
+        of_kind = [*_login(section), *_access(creation), *_of_kubernetes(creation)]
+    of_kind += _of_others(cluster, section)
+    settings = [*_place(cluster), *_shared_storage(cluster), *of_kind, *_unused(creation)]
     pools = [each for each in found if not each.key]
     if not pools:
         return [*own, *settings]
@@ -168,10 +172,15 @@ def _reservation(pool: Pool) -> Iterator[Problem]:
             yield Problem(("reservation",), message)
 
 
-def _login(cluster: ClusterConfig) -> Iterator[Problem]:
-    section = cluster.section_as(NebiusConfig)
+def _login(section: NebiusConfig) -> Iterator[Problem]:
     if (wrong := user_problem(section.user or DEFAULT_USER)) is not None:
         yield Problem(("nebius", "user"), wrong)
+    yield from _key(section)
+    if section.startup_script is not None:
+        yield from _readable(("nebius", "startup_script"), script_text, section.startup_script)
+
+
+def _key(section: NebiusConfig) -> Iterator[Problem]:
     if section.identity_file in (None, "none"):
         message = (
             "missing: the key by which you log in to the nodes: ssh-keygen -t ed25519 -f"
@@ -180,8 +189,6 @@ def _login(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem(("nebius", "identity_file"), message)
     else:
         yield from _readable(("nebius", "identity_file"), public_key, str(section.identity_file))
-    if section.startup_script is not None:
-        yield from _readable(("nebius", "startup_script"), script_text, section.startup_script)
 
 
 def _readable(path: Path, read: Callable[[str], str], file: str) -> Iterator[Problem]:
@@ -238,6 +245,25 @@ def _access(creation: CreationConfig) -> Iterator[Problem]:
         yield Problem(("cluster", "authorized_networks"), message)
 
 
+def _of_kubernetes(creation: CreationConfig) -> Iterator[Problem]:
+    """Keys of `cluster:` that only a cluster of Kubernetes has."""
+    for key in ("version", "cpu_pool"):
+        if getattr(creation, key) != CreationConfig.model_fields[key].default:
+            yield Problem(("cluster", key), f"is of clusters of Kubernetes: {_KUBERNETES}")
+
+
+def _of_others(cluster: ClusterConfig, section: NebiusConfig) -> Iterator[Problem]:
+    """Settings of another orchestrator."""
+    if section.orchestrator != "kubernetes" and getattr(cluster, "kubernetes", None) is not None:
+        yield Problem(("kubernetes",), f"is of clusters of Kubernetes: {_KUBERNETES}")
+    if section.orchestrator != "soperator" and section.jail_gib is not None:
+        message = "is of Soperator: remove it, or write nebius: {orchestrator: soperator}"
+        yield Problem(("nebius", "jail_gib"), message)
+
+
+_KUBERNETES = "remove it, or write nebius: {orchestrator: kubernetes}"
+
+
 def _unused(creation: CreationConfig) -> Iterator[Problem]:
     for key in _NOT_HERE:
         if getattr(creation, key) != CreationConfig.model_fields[key].default:
@@ -249,8 +275,8 @@ def _unused(creation: CreationConfig) -> Iterator[Problem]:
             yield Problem(("cluster", "ranges", key), message)
     if creation.pools:
         message = (
-            "runs by ssh have one list of hosts, of one machine: remove it, and write a file of its"
-            " own, with another name, for each further machine or way of buying"
+            "a cluster of Nebius has one pool of GPU nodes: remove it, and write a file of its own,"
+            " with another name, for each further machine or way of buying"
         )
         yield Problem(("cluster", "pools"), message)
     if CLUSTER_LABEL in creation.labels:

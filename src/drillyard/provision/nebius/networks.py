@@ -15,6 +15,12 @@ _RANGE = "cluster.yaml: cluster.ranges.nodes"
 
 def add_network(document: TerraformDocument, settings: NebiusSettings) -> tuple[str, str]:
     """Add network, subnet and security group; the addresses of the last two."""
+    network, subnet = add_subnet(document, settings)
+    return subnet, _add_security_group(document, settings, network)
+
+
+def add_subnet(document: TerraformDocument, settings: NebiusSettings) -> tuple[str, str]:
+    """Add network and subnet; their addresses."""
     network = add_named(document, settings, "nebius_vpc_v1_network", "nodes", {})
     pools = because(
         {"use_network_pools": True}, "addresses of the network's own pools, which Nebius gives it"
@@ -34,7 +40,7 @@ def add_network(document: TerraformDocument, settings: NebiusSettings) -> tuple[
             "ipv4_public_pools": pools,
         },
     )
-    return subnet, _add_security_group(document, settings, network)
+    return network, subnet
 
 
 def _add_security_group(document: TerraformDocument, settings: NebiusSettings, network: str) -> str:

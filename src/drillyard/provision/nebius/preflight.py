@@ -16,8 +16,9 @@ from drillyard.formatting import first_few
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.leak_report import kind_title
 from drillyard.provision.nebius import cli
-from drillyard.provision.nebius.instances import KIND
+from drillyard.provision.nebius.instances import GPU_CLUSTER_KIND, KIND
 from drillyard.provision.nebius.listings import BY_KIND
+from drillyard.provision.nebius.managed_kubernetes import NODE_GROUP_KIND
 from drillyard.provision.nebius.nebius_plan import BUCKET_KIND
 from drillyard.provision.nebius.storage_key import key_fix, missing_text, missing_variables
 from drillyard.provision.project_findings import ProjectFinding, in_order
@@ -134,14 +135,15 @@ _ADVICE = ("capacity", "resource-advice")
 
 
 def _fabric_of(plan: ClusterPlan) -> str | None:
-    for body in _bodies(plan, "nebius_compute_v1_gpu_cluster"):
+    for body in _bodies(plan, GPU_CLUSTER_KIND):
         return str(body["infiniband_fabric"])
     return None
 
 
 def _filesystem(plan: ClusterPlan) -> Findings:
     """A file system that the config names exists."""
-    for body in _bodies(plan, KIND):
+    groups = (each["template"] for each in _bodies(plan, NODE_GROUP_KIND))
+    for body in (*_bodies(plan, KIND), *groups):
         for each in body.get("filesystems", ()):
             identifier = str(each["existing_filesystem"]["id"])
             if identifier.startswith("${"):
