@@ -18,7 +18,7 @@ from typing import Any
 
 from drillyard.config.load import yaml_text
 from drillyard.config.yaml_document import parse_document
-from drillyard.errors import UnreachableError, UserError
+from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.clouds import cloud_of, state_bucket
@@ -32,23 +32,19 @@ from drillyard.provision.installer_images import (
 )
 from drillyard.provision.launch_file import launch_values, with_values
 from drillyard.provision.made_hosts import (
-    HOST_KINDS,
     MadeHost,
     launch_values_of_hosts,
     made_hosts,
     planned_hosts,
 )
 from drillyard.provision.node_request import (
-    GROUP_KIND,
-    hosts_of,
     spent_requests,
     wait_for_nodes,
 )
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.provisioner import require_driven
+from drillyard.provision.run_guards import DESTROYING, guard_runs
 from drillyard.provision.terraform_output import (
-    Action,
-    Change,
     PlannedChanges,
     StateResource,
     changes_text,
@@ -56,21 +52,6 @@ from drillyard.provision.terraform_output import (
 from drillyard.provision.toolkit.gcluster import find_gcluster
 from drillyard.provision.toolkit.toolkit_cluster import deploy
 from drillyard.safe_files import describe_os_error, rewrite_file
-
-_OF_NEBIUS = "nebius_mk8s_v1_node_group"
-_POOLS = (
-    *("google_container_node_pool", "google_container_cluster"),
-    *(_OF_NEBIUS, "nebius_mk8s_v1_cluster"),
-)
-_NODES = {"template", "version"}
-"""What of a node group of Nebius a change of replaces its nodes."""
-_IN_PLACE = {
-    *("labels", "effective_labels", "terraform_labels"),
-    *("metadata", "desired_status", "deletion_protection"),
-    *("stopped", "labels_all", "resource_version", "updated_at", "status"),
-}
-"""What of a host changes while it runs, or starts it."""
-_DESTROYING: tuple[Action, ...] = ("replace", "delete")
 
 
 @dataclass(frozen=True)
@@ -279,9 +260,9 @@ def _apply(opened: Session, stages: Stages) -> None:
         request.report(f"changed by others: {address} ({'gone' if action == 'delete' else action})")
     for line in changes_text(changes.wanted):
         request.report(line)
-    _guard_runs(opened, stages, changes)
+    guard_runs(opened, stages, changes)
     if changes.addresses("update", "replace", "delete"):
-        destroyed = changes.addresses(*_DESTROYING)
+        destroyed = changes.addresses(*DESTROYING)
         cost = f", which destroys {len(destroyed)} of them" if destroyed else ""
         request.confirm(f"Change what exists{cost}?")
     opened.require_lock()
@@ -308,100 +289,6 @@ def _adopt_kept_data(opened: Session) -> None:
             continue
         if stores.find(body_of(plan, each.address)["name"]) is not None:
             adopt(plan, opened.terraform, state, each.address, request.report)
-
-
-def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
-    """Raise UserError where runs would lose their nodes, or jobs of a service what they use."""
-    if opened.request.plan.job_service is not None:
-        _guard_jobs(opened, stages, changes.addresses(*_DESTROYING))
-        return
-    endangered = [each for each in changes.wanted if _takes_nodes(each)]
-    state = opened.bucket.resources()
-    # One that an interrupted command left half-made never took runs.
-    endangered = [each for each in endangered if not _is_tainted(state, each.address)]
-    if endangered and opened.request.plan.login is not None:
-        hosts = hosts_of(opened.request.plan, state, stages.node_request)
-        # A request that was never granted, or whose nodes are gone, is nobody's.
-        if hosts:
-            _guard_hosts(opened, stages, endangered, hosts)
-        return
-    cluster = opened.request.plan.control_plane
-    if not endangered or cluster not in state or _is_tainted(state, cluster):
-        return
-    if any(each.address == cluster for each in endangered):
-        raise UserError(
-            f"{cluster}: cannot be changed in place, and a new one would leave the volumes and load"
-            f" balancers of the old one behind\nUndo the change, or remove the cluster first:"
-            f" {opened.request.down_command}\nNothing was changed."
-        )
-    context = stages.write_context(opened.request.plan, state[cluster].attributes)
-    if runs := list(stages.running_workloads(context)):
-        pools = ", ".join(each.address.partition(".")[2] for each in endangered)
-        raise UserError(
-            f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
-            f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
-            " runs cancel RUN. Nothing was changed."
-        )
-
-
-def _guard_jobs(opened: Session, stages: Stages, destroyed: Sequence[str]) -> None:
-    """Raise UserError where jobs go on, or may, while something of theirs is destroyed."""
-    if not destroyed:
-        return
-    names = ", ".join(destroyed[:5])
-    try:
-        jobs = list(stages.running_jobs(opened.request.plan))
-    except UserError as error:
-        raise UserError(
-            f"{names}: would be replaced or removed, and whether runs go on is not known:"
-            f" {error}\nNothing was changed."
-        ) from None
-    if jobs:
-        raise UserError(
-            f"{names}: would be replaced or removed, while runs go on: {', '.join(jobs[:5])}\nWait"
-            " for them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
-        )
-
-
-def _takes_nodes(change: Change) -> bool:
-    """Whether runs on the nodes of a pool, or on a host, would end."""
-    if change.kind in HOST_KINDS:
-        stops = change.action == "update" and not _IN_PLACE.issuperset(change.because)
-        return change.action in _DESTROYING or stops
-    if change.kind == GROUP_KIND:
-        return change.action in _DESTROYING
-    if (
-        change.kind == _OF_NEBIUS
-        and change.action == "update"
-        and not _NODES.isdisjoint(change.because)
-    ):
-        return True
-    return change.kind in _POOLS and (change.action in _DESTROYING or change.shrinks)
-
-
-def _guard_hosts(
-    opened: Session, stages: Stages, endangered: Sequence[Change], hosts: Sequence[MadeHost]
-) -> None:
-    names = ", ".join(each.address.partition(".")[2] for each in endangered[:5])
-    try:
-        runs = list(stages.running_on_hosts(opened.request.plan, hosts))
-    except UnreachableError as error:
-        raise UserError(
-            f"{names}: would be stopped, replaced or removed, and whether runs go on is not known:"
-            f" {error}\nUndo the edit, with which `up` starts what is stopped, then edit again; or"
-            f" remove the cluster first: {opened.request.down_command}\nNothing was changed."
-        ) from None
-    if runs:
-        raise UserError(
-            f"{names}: would be stopped, replaced or removed, while runs use the hosts:"
-            f" {', '.join(runs[:5])}\nWait for them, or cancel them: drillyard runs cancel RUN."
-            " Nothing was changed."
-        )
-
-
-def _is_tainted(state: dict[str, Any], address: str) -> bool:
-    found = state.get(address)
-    return bool(found and found.tainted)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from tests.unit.provision.job_clusters import config
 
 from drillyard.cli.main import main
 from drillyard.errors import UnreachableError, UserError
-from drillyard.provision import cluster_session, down, jobs_stage, up
+from drillyard.provision import cluster_session, down, jobs_stage, run_guards, up
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, real_stages
 from drillyard.provision.down import DownOptions, take_down
@@ -110,14 +110,14 @@ def test_an_edit_that_takes_from_running_jobs_is_refused(
     opened: Any = Opened()
     stages = real_stages(planned)
     jobs_are(monkeypatch, ["long (job 7)"])
-    up._guard_jobs(opened, stages, [])
+    run_guards._guard_jobs(opened, stages, [])
     with pytest.raises(UserError, match=r"google_compute_network\.system.*long"):
-        up._guard_jobs(opened, stages, ["google_compute_network.system"])
+        run_guards._guard_jobs(opened, stages, ["google_compute_network.system"])
     jobs_are(monkeypatch, UnreachableError("no answer"))
     with pytest.raises(UserError, match="no answer"):
-        up._guard_jobs(opened, stages, ["google_compute_network.system"])
+        run_guards._guard_jobs(opened, stages, ["google_compute_network.system"])
     jobs_are(monkeypatch, [])
-    up._guard_jobs(opened, stages, ["google_compute_network.system"])
+    run_guards._guard_jobs(opened, stages, ["google_compute_network.system"])
 
 
 def test_a_secret_is_refused_before_anything_is_made(

@@ -19,7 +19,7 @@ from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.hosts.launcher import HostsLauncher
 from drillyard.launch.hosts.plan import layout_of
 from drillyard.programs import Programs, Result
-from drillyard.provision import hosts_stage, up
+from drillyard.provision import hosts_stage, run_guards, up
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_status import cluster_status, status_text
 from drillyard.provision.hosts_stage import require_programs, running_on_hosts
@@ -287,7 +287,7 @@ def test_the_programs_that_reach_the_hosts_are_asked_for_before_anything_is_made
     ],
 )
 def test_which_changes_of_a_host_end_its_runs(action: Any, because: Any, takes: bool) -> None:
-    assert up._takes_nodes(Change(f"{VM}.team_0", VM, action, because)) == takes
+    assert run_guards._takes_nodes(Change(f"{VM}.team_0", VM, action, because)) == takes
 
 
 def test_the_launcher_of_the_hosts_asks_each_one(tmp_path: Path) -> None:

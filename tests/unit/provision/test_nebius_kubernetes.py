@@ -24,9 +24,11 @@ from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
 from drillyard.launch.kubernetes.release import VALUES
+from drillyard.provision import run_guards
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.plan_directory import plan_directory
 from drillyard.provision.plan_document import ClusterPlanDocument, plan_document
+from drillyard.provision.terraform_output import Action, Change
 
 CLUSTER, GROUP = "nebius_mk8s_v1_cluster", "nebius_mk8s_v1_node_group"
 FILES, JOINED = "nebius_compute_v1_filesystem", "nebius_compute_v1_gpu_cluster"
@@ -200,13 +202,14 @@ def test_the_gpu_nodes_are_what_machine_and_way_of_buying_demand(
 def test_the_nodes_share_a_file_system_that_terraform_never_destroys(plans: Plans) -> None:
     found = plans["gpu-h100-sxm", "on-demand", 0]
     assert bodies(found, FILES)["shared"]["lifecycle"] == {"prevent_destroy": True}
-    template = bodies(found, GROUP)["gpu"]["template"]
-    (mounted,) = template["filesystems"]
-    assert mounted["existing_filesystem"] == {"id": f"${{{FILES}.shared.id}}"}
-    content = yaml.safe_load(template["cloud_init_user_data"])
-    commands = [" ".join(each) for each in content["runcmd"]]
-    assert "mount /mnt/shared" in commands and commands[-1] == "chown 10001: /mnt/shared"
-    assert "filesystems" not in bodies(found, GROUP)["cpu"]["template"]
+    # Of the controllers' nodes, too: pods without GPUs read runs.
+    for label in ("cpu", "gpu"):
+        template = bodies(found, GROUP)[label]["template"]
+        (mounted,) = template["filesystems"]
+        assert mounted["existing_filesystem"] == {"id": f"${{{FILES}.shared.id}}"}
+        content = yaml.safe_load(template["cloud_init_user_data"])
+        commands = [" ".join(each) for each in content["runcmd"]]
+        assert "mount /mnt/shared" in commands and commands[-1] == "chown 10001: /mnt/shared"
     # One that exists stays as it is.
     other = plans["gpu-h100-sxm", "on-demand", 2]
     template = bodies(other, GROUP)["gpu"]["template"]
@@ -324,3 +327,22 @@ def test_the_directory_installs_the_charts_and_has_the_file_for_launch(plans: Pl
         assert "gcloud storage" not in text and "gke_" not in text
     assert f"terraform state rm {FILES}.shared" in files["README.md"]
     assert files["README.md"].index("helm uninstall kueue") < files["README.md"].index("destroy")
+
+
+@pytest.mark.parametrize(
+    ("action", "because", "shrinks", "takes"),
+    [
+        ("update", ("labels",), False, False),
+        ("update", ("fixed_node_count",), False, False),
+        ("update", ("fixed_node_count",), True, True),
+        ("update", ("template",), False, True),
+        ("update", ("labels", "version"), False, True),
+        ("replace", ("parent_id",), False, True),
+        ("create", (), False, False),
+    ],
+)
+def test_a_change_that_takes_nodes_of_a_group_is_known(
+    action: Action, because: tuple[str, ...], shrinks: bool, takes: bool
+) -> None:
+    change = Change(f"{GROUP}.gpu", GROUP, action, because, shrinks)
+    assert run_guards._takes_nodes(change) == takes

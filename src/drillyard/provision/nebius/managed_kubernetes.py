@@ -75,7 +75,11 @@ def add_cluster(document: TerraformDocument, settings: NebiusSettings, subnet: s
         creation.cpu_pool.nodes, "its nodes", "cluster.yaml: cluster.cpu_pool.nodes"
     )
     gpu_count = because(pool.nodes, "its nodes", "cluster.yaml: nodes")
-    cpu, gpu = _cpu_template(settings), _gpu_template(document, settings)
+    joined = joined_and_shared(document, settings)
+    # Also of the controllers' nodes: pods without GPUs read runs.
+    shared = {"filesystems": joined.pop("filesystems"), **_mounts(settings)}
+    cpu = {**_cpu_template(settings), **shared}
+    gpu = {**_gpu_template(settings), **joined, **shared}
     groups = (
         _add_group(document, settings, subnet, CPU_POOL, cpu_pool_name(settings), cpu_count, cpu),
         _add_group(document, settings, subnet, "gpu", pool.name, gpu_count, gpu),
@@ -136,12 +140,10 @@ def _cpu_template(settings: NebiusSettings) -> Body:
     }
 
 
-def _gpu_template(document: TerraformDocument, settings: NebiusSettings) -> Body:
+def _gpu_template(settings: NebiusSettings) -> Body:
     image = boot_image_of(settings)
     found = BOOT_IMAGE.fullmatch(str(image.value))
     assert found is not None, "refused by the rules"
-    commands = mount_commands(settings, _owner(settings))
-    user_data = "#cloud-config\n" + json.dumps({"runcmd": commands}, indent=2) + "\n"
     return {
         "resources": machine_resources(settings),
         "os": because(found["os"], image.reason, image.source),
@@ -153,7 +155,14 @@ def _gpu_template(document: TerraformDocument, settings: NebiusSettings) -> Body
             "only pods that ask for GPUs get these nodes",
         ),
         **_capacity(settings),
-        **joined_and_shared(document, settings),
+    }
+
+
+def _mounts(settings: NebiusSettings) -> Body:
+    """What a node does at its first start."""
+    commands = mount_commands(settings, _owner(settings))
+    user_data = "#cloud-config\n" + json.dumps({"runcmd": commands}, indent=2) + "\n"
+    return {
         "cloud_init_user_data": because(
             verbatim(user_data),
             "mounts the shared file system",
