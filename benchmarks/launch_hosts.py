@@ -25,7 +25,7 @@ from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import host_facts
-from drillyard.launch.hosts.launcher import ask_all
+from drillyard.launch.hosts.host_agents import ask_all
 from drillyard.launch.hosts.plan import _PROBE
 from drillyard.launch.prepared_run import agent_files
 from drillyard.plan_files import PlanFile

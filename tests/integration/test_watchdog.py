@@ -119,7 +119,7 @@ RANK = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
 from drillyard.supervise.rank_supervision import RankSupervision
-side = RankSupervision(Path(sys.argv[1]), float(sys.argv[2]), attempt=0, is_claimed=True)
+side = RankSupervision(Path(sys.argv[1]), 0, attempt=0, is_claimed=True)
 def deaf():
     # In C for minutes, so that no handler of Python's runs in the main thread.
     print("deaf", flush=True)
@@ -128,11 +128,11 @@ def deaf():
 
 
 def a_rank(
-    directory: Path, watchdog: float, script: str, stderr: int | IO[bytes] = subprocess.PIPE
+    directory: Path, script: str, stderr: int | IO[bytes] = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """A rank without a supervisor."""
     return subprocess.Popen(
-        [sys.executable, "-c", RANK + script, str(directory), str(watchdog)],
+        [sys.executable, "-c", RANK + script, str(directory)],
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -145,24 +145,6 @@ def event_names(directory: Path) -> list[str]:
     return [json.loads(line)["event"] for line in lines]
 
 
-def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
-    hangs = a_rank(tmp_path, 0.5, "side.begin('training', 'strict'); threading.Event().wait()")
-    busy = "end = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nprint('done')"
-    works = a_rank(tmp_path / "other", 2.0, busy)
-    waits = a_rank(
-        tmp_path / "third", 2.0, "side.begin('data', 'waiting'); time.sleep(5); print('done')"
-    )
-    _, err = hangs.communicate(timeout=TIMEOUT_SECONDS)
-    assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
-    assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
-    assert event_names(tmp_path) == ["failure"]
-    assert (
-        works.communicate(timeout=TIMEOUT_SECONDS)[0]
-        == waits.communicate(timeout=TIMEOUT_SECONDS)[0]
-        == "done\n"
-    )
-
-
 TELLS_WHAT_IT_NOTES = """
 def tell():
     while side.received is None: time.sleep(0.01)
@@ -172,11 +154,9 @@ threading.Thread(target=tell, daemon=True).start()
 
 
 def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) -> None:
-    before = a_rank(tmp_path / "before", 0, "deaf()")
-    training = a_rank(
-        tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.answer('note'); deaf()"
-    )
-    saved = a_rank(tmp_path / "saved", 0, "side.answer('ignore'); deaf()")
+    before = a_rank(tmp_path / "before", "deaf()")
+    training = a_rank(tmp_path / "training", f"{TELLS_WHAT_IT_NOTES}\nside.answer('note'); deaf()")
+    saved = a_rank(tmp_path / "saved", "side.answer('ignore'); deaf()")
     (tmp_path / "before").mkdir(exist_ok=True)
     for rank in (before, training, saved):
         assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
@@ -206,7 +186,6 @@ def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) 
 def test_a_forked_child_of_a_rank_has_signals_of_its_own(tmp_path: Path) -> None:
     rank = a_rank(
         tmp_path,
-        0,
         """
 ready, there = os.pipe()
 child = os.fork()
@@ -228,7 +207,6 @@ def test_a_rank_can_be_asked_for_its_stacks_while_all_its_threads_run(tmp_path: 
     with open(tmp_path / "stderr", "wb") as stderr:
         rank = a_rank(
             tmp_path,
-            0,
             """
 def descend(depth): return depth and descend(depth - 1)
 def busy():
@@ -246,38 +224,3 @@ time.sleep(100)
     rank.send_signal(signal.SIGTERM)
     assert rank.wait(timeout=TIMEOUT_SECONDS) == 85
     assert (tmp_path / "stderr").read_text().count("in descend") > 100
-
-
-def test_a_rank_that_was_suspended_is_judged_again(tmp_path: Path) -> None:
-    """Suspended for longer than any limit, it goes on."""
-    script = """
-side.begin("training", "strict")
-for step in range(1000):
-    print(step, flush=True)
-    side.signs.step(step, 1000)
-    time.sleep(0.05)
-    if os.path.exists(sys.argv[1] + "/enough"):
-        break
-print("done", flush=True)
-"""
-    rank = a_rank(tmp_path, 2.0, script)
-    assert rank.stdout is not None
-    while (line := rank.stdout.readline()) != "5\n":
-        assert line, "it has ended"
-    rank.send_signal(signal.SIGSTOP)
-    time.sleep(6)
-    rank.send_signal(signal.SIGCONT)
-    for _ in range(20):
-        assert rank.stdout.readline(), "it has ended"
-    (tmp_path / "enough").touch()
-    out, err = rank.communicate(timeout=TIMEOUT_SECONDS)
-    assert (rank.returncode, out.splitlines()[-1], err) == (0, "done", "")
-
-
-def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(
-    tmp_path: Path,
-) -> None:
-    held = a_rank(tmp_path, 2.0, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
-    _, err = held.communicate(timeout=TIMEOUT_SECONDS)
-    assert held.returncode == -signal.SIGKILL
-    assert says(err, f"process {held.pid} ... interpreter") and "in hold_the_lock" in err

@@ -15,7 +15,7 @@ import pytest
 
 from drillyard.config.load import save_resolved
 from drillyard.config.run import WorkloadRunConfig
-from drillyard.launch.agent import host_probe
+from drillyard.launch.agent import host_check
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.output_pump import open_log as open_node_log
 from drillyard.launch.agent.startup import UsageError
@@ -45,7 +45,7 @@ def problems(launch: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What is refused when a run is launched into a directory on a host."""
     names = ("directory", "base", "nonce", "write_nonce", "port", "python", "image", "project")
     options = dict.fromkeys((*names, "meet"))
-    host_probe.check(Namespace(launch_directory=str(launch), runs=False, **options))
+    host_check.check(Namespace(launch_directory=str(launch), runs=False, **options))
     answer = HostAnswer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
     return judge(
         [answer], Job("a", "c", "ssh", 1, 1, str(launch.parent), str(launch), [], port=20000)

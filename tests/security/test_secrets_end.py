@@ -17,6 +17,7 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 from tests.unit.launch.slurm.test_job_script_run import Play
 
+from drillyard.launch import run_changes
 from drillyard.launch.agent.host_cleanup import stop
 from drillyard.launch.agent.state_file import StateFile
 from drillyard.launch.launcher import launcher_for
@@ -122,7 +123,8 @@ def test_slurms_resume_sends_it_again(tmp_path: Path, monkeypatch: pytest.Monkey
                 tuple(argv), 0, said if "list" in argv else "13\n" if "submit" in argv else "", ""
             )
 
-    launcher_for(request(cluster("slurm"), WORKLOAD).cluster, Head()).resume("nccl")
+    launcher = launcher_for(request(cluster("slurm"), WORKLOAD).cluster, Head())
+    run_changes.resume(launcher, "nccl")
 
     with tarfile.open(fileobj=io.BytesIO(sent[0])) as archive:
         message = archive.extractfile("secrets.json")

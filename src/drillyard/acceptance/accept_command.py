@@ -27,11 +27,12 @@ from drillyard.errors import UserError
 from drillyard.guarded_files import read_json
 from drillyard.hardware import load_catalog
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.launcher import ActiveRunError, Launcher, launcher_for
+from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.prepared_run import processes_per_node
 from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
+from drillyard.launch.run_changes import ActiveRunError, cancel, forget
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.launch.run_wait import statuses_until_over
 from drillyard.launch.submission import (
@@ -288,7 +289,7 @@ def _no_evidence(acceptance: Acceptance, names: Sequence[str]) -> AcceptanceEvid
 def _cancel(launcher: Launcher[Any], handle: Handle) -> None:
     """Stop the job; where that fails, say so and go on."""
     try:
-        launcher.cancel(handle.run)
+        cancel(launcher, handle.run)
         print_notice(f"{handle}: cancelled")
     except UserError as error:
         print_notice(f"{error}\n{handle} may still run: drillyard runs cancel {handle}")
@@ -302,7 +303,7 @@ def _remove(launcher: Launcher[Any], handle: Handle) -> None:
     if not launcher.keeps_record:
         return
     try:
-        launcher.forget(handle.run)
+        forget(launcher, handle.run)
     except UserError as error:
         first = str(error).splitlines()[0]
         print_notice(

@@ -170,9 +170,10 @@ def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     """Submit a run that is over again, as it was launched; it continues from its last
     checkpoint."""
     from drillyard.launch.cluster_registry import find_launched_run
+    from drillyard.launch.run_changes import resume
 
     found = find_launched_run(run, cluster)
-    handle = found.launcher.resume(found.handle.run, given=found.given)
+    handle = resume(found.launcher, found.handle.run, given=found.given)
     if as_json:
         _print_json({"handle": str(handle)})
     else:
@@ -185,9 +186,10 @@ def forget_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     Exit code 2 for a run that is not over, and where the platform keeps no record.
     """
     from drillyard.launch.cluster_registry import find_launched_run
+    from drillyard.launch.run_changes import forget
 
     found = find_launched_run(run, cluster)
-    handle = found.launcher.forget(found.handle.run, given=found.given)
+    handle = forget(found.launcher, found.handle.run, given=found.given)
     if as_json:
         _print_json({"handle": str(handle)})
     else:
@@ -278,22 +280,23 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     """The result of cancelling each of these runs. At Ctrl-C, names those that are still
     stopping."""
     from drillyard.launch.remote_files import print_notice
+    from drillyard.launch.run_changes import cancel
     from drillyard.programs import parallel_map
 
     waited_for = [each.words for each in found]
 
-    def cancel(each: FoundRun) -> Cancellation | UserError:
+    def cancelled(each: FoundRun) -> Cancellation | UserError:
         # This thread's programs ignore Ctrl-C: they finish stopping the run.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return each.launcher.cancel(each.handle.run, given=each.given)
+            return cancel(each.launcher, each.handle.run, given=each.given)
         except UserError as error:
             return error
         finally:
             waited_for.remove(each.words)
 
     try:
-        return parallel_map(cancel, found, 16)
+        return parallel_map(cancelled, found, 16)
     except KeyboardInterrupt:
         for words in list(waited_for):
             # Within the first moment, the request to stop may not have been sent yet.

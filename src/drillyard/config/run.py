@@ -551,7 +551,8 @@ class TimeoutsConfig(StrictModel):
         description=(
             "An attempt whose ranks make no progress for this many seconds (no step, no work in a"
             " phase without steps) is stopped, its stacks are written to logs/, and it restarts; 0:"
-            " never. Also limits a save."
+            " never. Also limits a save. Ranks that another program starts, such as torchrun, have"
+            " no watchdog."
         ),
     )
     launcher_grace_seconds: PositiveFloat | None = Field(

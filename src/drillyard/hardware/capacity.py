@@ -128,14 +128,7 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
     if cluster.machine is None or cluster.has_own_machines:
         return []
     known = facts or catalog()
-    pools = list(_pools(cluster, known))
-    for pool in pools:
-        if cluster.cloud is not None and pool.machine.cloud not in (None, cluster.cloud):
-            raise UserError(
-                f"{pool.key}machine {pool.machine.name} is one of"
-                f" {CLOUD_TITLES[pool.machine.cloud]}; platform {cluster.platform} is of"
-                f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
-            )
+    pools = _own_pools(cluster, known)
     whole = _quantities_of_cluster(cluster, pools, known)
     parts = [(pool, _quantities_of_pool(cluster, pool)) for pool in pools]
     cpu_pool = _cpu_machine(cluster, known)
@@ -175,6 +168,24 @@ class _Pool:
     nodes: int
     key: str = ""
     """Beginning of an error about it: `cluster.pools[0]: ` of a further pool."""
+
+
+def require_own_cloud(cluster: ClusterConfig, facts: Catalog) -> None:
+    """Raise UserError for a machine unknown to the catalog or to the platform's cloud."""
+    _own_pools(cluster, facts)
+
+
+def _own_pools(cluster: ClusterConfig, known: Catalog) -> list[_Pool]:
+    """The pools of a cluster. Raises UserError as `require_own_cloud`."""
+    pools = list(_pools(cluster, known))
+    for pool in pools:
+        if cluster.cloud is not None and pool.machine.cloud not in (None, cluster.cloud):
+            raise UserError(
+                f"{pool.key}machine {pool.machine.name} is one of"
+                f" {CLOUD_TITLES[pool.machine.cloud]}; platform {cluster.platform} is of"
+                f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
+            )
+    return pools
 
 
 def _pools(cluster: ClusterConfig, known: Catalog) -> Iterator[_Pool]:

@@ -22,8 +22,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
+from drillyard.errors import UserError
 from drillyard.launch.agent.job import LAUNCHED_FROM
 from drillyard.launch.agent.state_file import json_object
+from drillyard.launch.run_status import Handle
 from drillyard.plan_files import PlanFile
 
 
@@ -93,6 +95,19 @@ def recorded(text: str | bytes) -> LaunchedFrom | None:
     if not (isinstance(directory, str) and isinstance(host, str) and isinstance(inode, int | None)):
         return UNKNOWN
     return LaunchedFrom(directory, host, inode)
+
+
+def require_launched_here(
+    handle: Handle, origin: LaunchedFrom | None, given: NameGiven, command: str
+) -> None:
+    """Raise UserError where a run that is named by its bare name was launched from another
+    directory."""
+    if origin is not None and not origin.covers(given.here):
+        raise UserError(
+            f"{handle}: was launched from {origin.seen_from(given.here)}, not from this directory:"
+            f" nothing was done\nif you mean that run: drillyard runs {command}"
+            f" {handle}{given.options}"
+        )
 
 
 def _inode_of(directory: str) -> int | None:

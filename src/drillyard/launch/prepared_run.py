@@ -37,7 +37,7 @@ from drillyard.programs import TEMPORARY
 from drillyard.safe_files import require_plain_name
 
 _SHARED = {
-    "drillyard": ("host_tools", "redaction"),
+    "drillyard": ("host_probe", "host_tools", "redaction"),
     "drillyard.supervise": (
         "cause",
         "launch_contract",

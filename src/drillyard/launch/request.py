@@ -112,7 +112,7 @@ def parse_since(text: str, now: float) -> float:
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The result of `Launcher.cancel`."""
+    """The result of `run_changes.cancel`."""
 
     status: RunStatus
     """The run's status now."""

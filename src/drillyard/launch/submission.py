@@ -30,6 +30,7 @@ from drillyard.launch.completion_cache import remember_run
 from drillyard.launch.launcher import launcher_class, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
+from drillyard.launch.run_changes import submit
 from drillyard.launch.run_status import Handle
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]*")
@@ -195,7 +196,7 @@ def submit_plans(
     forget_cluster = remember_cluster(cluster)
     for plan in plans:
         try:
-            handle = launcher.submit(plan, replace=replace)
+            handle = submit(launcher, plan, replace=replace)
         except UserError:
             # Or every `drillyard runs` from now on would ask a host whose name was mistyped once.
             has_runs = plan is not plans[0]

@@ -1,5 +1,4 @@
-"""Supervision inside a rank: its heartbeat, its self-check, its answers to stop signals and stack
-requests.
+"""Supervision inside a rank: its heartbeat, its answers to stop signals and stack requests.
 
 Set up before any slow import, so that a signal in the first seconds is answered too. Python runs
 signal handlers in the main thread, between two bytecodes: a rank that waits in a store, joins the
@@ -8,12 +7,8 @@ number to a socket, and the thread that sends heartbeats acts on it. SIGQUIT dum
 C, without the interpreter's lock: walking the frames of running threads may crash the process, so
 it is the supervisor's second try only.
 
-Under a supervisor (DRILLYARD_SUPERVISED) the rank does not end itself. Without one, as under
-torchrun, a rank without progress for `watchdog_seconds` writes the stacks of its threads to
-logs/rank-N.log and exits with 1, so that its launcher restarts all ranks. A rank that is stopped
-because another timed out on it writes its stacks too. If a thread holds the interpreter's lock,
-another process ends the rank (held_interpreter.py). Time in which the rank was suspended does not
-count.
+Whether a rank makes progress is judged by its supervisor alone (attempt.py). One that another
+program has started, such as torchrun, is ended by the limit of its collectives.
 """
 
 from __future__ import annotations
@@ -28,14 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from drillyard.errors import UserError
-from drillyard.safe_files import make_directory
-from drillyard.supervise import held_interpreter
 from drillyard.supervise.heartbeat import heartbeat_writer
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
-from drillyard.supervise.reaper import ParentWatcher
 from drillyard.supervise.stop_requests import (
     INSISTING_STACKS_SIGNAL,
     RANK_STOP_SIGNALS,
@@ -71,11 +63,8 @@ StopAction = Literal["leave", "note", "ignore"]
 _LEAST_CORES = 0.05
 _LEAST_BYTES_PER_SECOND = 1e6
 _LONGEST_TICK_SECONDS = 5.0
-_SECONDS_TO_STOP = 5.0
-"""Without progress for so long after a stop signal, a rank without a supervisor writes its
-stacks."""
 _SECONDS_TO_WRITE = 5.0
-"""For the last events and stacks of a rank that ends itself; a hung disk may never take them."""
+"""For the last events of a rank that ends itself; a hung disk may never take them."""
 
 
 class RankSupervision:
@@ -101,20 +90,9 @@ class RankSupervision:
         self._kind: Kind = "working"
         self._answer: StopAction = "leave"
         self._received_at = 0.0
-        self._stacks_due = False
         self._closed = False
         self._tick_seconds = tick_seconds(watchdog_seconds)
-        self._judge_seconds = (
-            0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
-        )
-        script = held_interpreter.__file__
-        arguments = (os.getpid(), self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
-        self._watchdog = (
-            ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
-        )
         self._lock = threading.Lock()
-        # A lock of its own: `answer` may hold the other while a disk hangs.
-        self._watchdog_lock = threading.Lock()
         self._inbox = SignalInbox(*RANK_STOP_SIGNALS, STACKS_SIGNAL)
         self._inbox.__enter__()
         # A forked child would write its signals into our socket.
@@ -146,10 +124,6 @@ class RankSupervision:
     def close(self) -> None:
         """Stop watching: the rank is about to exit."""
         self._closed = True
-        with self._watchdog_lock:
-            watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            watchdog.close(kill=True)
 
     def _run(self) -> None:
         looked, work = time.monotonic(), (0.0, 0)
@@ -177,11 +151,6 @@ class RankSupervision:
                     before, work = work, work_done()
                     if did_work(before, work, seconds):
                         self.signs.show()
-            with self._watchdog_lock:
-                if self._watchdog is None:
-                    continue
-                self._watchdog.notify()
-            self._judge(now)
 
     def _act_on(self, number: signal.Signals) -> None:
         if number == STACKS_SIGNAL:
@@ -192,7 +161,7 @@ class RankSupervision:
             if self._answer == "leave":
                 self._leave(number)
             elif self._answer == "note" and self.received is None:
-                self.received, self._received_at, self._stacks_due = number, now, True
+                self.received, self._received_at = number, now
             elif self._answer == "note" and now - self._received_at > SECONDS_OF_ONE_REQUEST:
                 os._exit(128 + number)
 
@@ -210,49 +179,11 @@ class RankSupervision:
         _in_thread(report, _SECONDS_TO_WRITE)
         os._exit(EXIT_CHECKPOINTED)
 
-    def _judge(self, now: float) -> None:
-        last = self.signs.last()
-        where = f"({last.phase}, after step {last.step or 0})"
-        if self._stacks_due and now - max(self._received_at, last.at) > _SECONDS_TO_STOP:
-            self._stacks_due = False
-            text = f"asked to stop, and no progress {where}: this is where the rank is"
-            _in_thread(lambda: self._write_stacks(text))
-        if self._kind != "waiting" and now - last.at > self._judge_seconds:
-            message = (
-                f"watchdog: no progress for {now - last.at:.0f} s {where}: this rank ends; the"
-                " limit is timeouts.watchdog_seconds"
-            )
-
-            def report() -> None:
-                self._write_event("failure", reason=message, failed_rank=self._rank, exit_code=1)
-                self._write_stacks(message)
-
-            _in_thread(report, _SECONDS_TO_WRITE)
-            os._exit(1)
-
     def _write_event(self, event: EventName, **fields: object) -> None:
         if self._rank == 0 and self.owns_directory:
             # A full disk loses the event; the exit code still reports it.
             with contextlib.suppress(UserError):
                 append_event(self._run_directory, event, round=self.attempt, rank=0, **fields)
-
-    def _write_stacks(self, message: str) -> None:
-        """Write stacks into logs/rank-N.log, or to standard error if that fails."""
-        print(f"[rank {self._rank}] {message}", file=sys.stderr, flush=True)
-        path = self._run_directory / "logs" / f"rank-{self._rank}.log"
-        try:
-            make_directory(path.parent, parents=True)
-            file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
-            file.write(f"{message}\n")
-            file.flush()
-        except OSError:
-            file = sys.stderr
-        else:
-            print(
-                f"[rank {self._rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True
-            )
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.flush()
 
 
 def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:
@@ -280,7 +211,7 @@ def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float
 
 
 def tick_seconds(watchdog_seconds: float) -> float:
-    """Seconds between a rank's checks of itself: a 20th of the limit, and at most 5."""
+    """Seconds between a rank's looks at its work: a 20th of the watchdog's limit, and at most 5."""
     return (
         min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20))
         if watchdog_seconds

@@ -70,18 +70,16 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
 
 
 class ParentWatcher:
-    """Script that watches this process, the reaper or held_interpreter.py: its input is a pipe from
-    this process.
+    """Script that watches this process, the reaper: its input is a pipe from this process.
 
-    `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are
-    inherited: a lock on them is held until the script has ended.
+    It has a session of its own. Descriptors in `keep_open` are inherited: a lock on them is held
+    until the script has ended.
     """
 
     def __init__(
         self,
         script: str,
         *arguments: object,
-        detached: bool = True,
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
     ) -> None:
@@ -95,8 +93,8 @@ class ParentWatcher:
             env=environment,
             stdin=reader,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if detached else None,
-            start_new_session=detached,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             pass_fds=keep_open,
         )
         os.close(reader)
@@ -106,11 +104,9 @@ class ParentWatcher:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
-    def close(self, *, kill: bool = False) -> None:
-        """Close the pipe, and wait until the script has done its work; or `kill` it."""
+    def close(self) -> None:
+        """Close the pipe, and wait until the script has done its work."""
         os.close(self._writer)
-        if kill:
-            self._process.kill()
         self._process.wait()
 
 

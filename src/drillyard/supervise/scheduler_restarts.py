@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UnsafeFileError
-from drillyard.guarded_files import is_there, read_json
-from drillyard.safe_files import NO_ROOM, describe_os_error, replace_file
+from drillyard.guarded_files import read_json
+from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.supervise import launch_contract
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY, START
 from drillyard.supervise.process_identity import node_name
@@ -48,8 +48,6 @@ from drillyard.telemetry.events import read_events
 CLAIMS = "launch/claims"
 """Directory of the claims: files 0001, 0002, ..."""
 _CLAIM = re.compile(r"\d{4,}")
-OLDER_CLAIM = "launch/claim.json"
-"""The claim of version 0.1.0: one file, which each start overwrites."""
 CLAIM_SECONDS = 5.0
 """How old the look at the claims may be that precedes a log line."""
 _PAUSES = (0.2, 1.0, 5.0)
@@ -104,10 +102,6 @@ def write_claim(directory: Path) -> None:
     try:
         claims.mkdir(parents=True, exist_ok=True)
         before = _make_claim(directory, mine)
-        if is_there(directory / OLDER_CLAIM):
-            # A start of that version ends where this is not equal to its own, which has no host.
-            replace_file(directory / OLDER_CLAIM, f"{json.dumps(mine)}\n".encode())
-            before = before or mine
     except (OSError, UnsafeFileError) as error:
         said = describe_os_error(error) if isinstance(error, OSError) else str(error)
         sys.stderr.write(f"error: {claims}: no claim can be made: {said}\n\n")

@@ -32,7 +32,7 @@ from these lines alone.
 | evaluation_failed | rank 0 | a metric could not be measured; training continues | part, metric, reason, stack |
 | export_begin, export_end | rank 0 | the model is written, to `final/` or beside it | seconds, directory (end) |
 | signal | the process that received it | a signal asks the run to stop | signal |
-| failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
+| failure | supervisor | a rank died, hung or raised | reason, failed_rank, exit_code |
 | warning | rank 0 | a failure that does not end the run: a log on a full disk, a tracker | text |
 | waiting | supervisor or launcher | nothing can run before the next start (queued) | reason |
 | restart | supervisor | the next attempt starts after a failure | reason |

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from tests.integration.launch.vertex_place import Place, named
 from tests.integration.launch.vertex_server import Refusal, Vertex
 
 from drillyard.errors import NotFoundError, UserError
+from drillyard.launch import run_changes
 from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.plan import Call
 from drillyard.launch.run_status import State
+from drillyard.supervise.process_identity import node_name, this_process
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def test_what_is_planned_is_what_arrives(
     plan = place.plan()
     create = plan.steps[1]
     assert isinstance(create, Call)
-    handle = place.launcher.submit(plan)
+    handle = run_changes.submit(place.launcher, plan)
     assert str(handle) == "vertex://c/tiny"
     assert without_false(vertex.bodies[-1]) == without_false(create.body)
     assert vertex.newest.job_spec.scheduling.strategy.name == strategy
@@ -93,7 +97,7 @@ def test_all_files_of_the_plan_are_in_the_bucket_before_the_job_is_made(vertex: 
 
     # At that moment the service knows the job already, so its files can be asked for.
     vertex.on_created = lambda job: seen.extend(there())
-    place.launcher.submit(plan)
+    run_changes.submit(place.launcher, plan)
     assert set(seen) == wanted
     assert not [
         path
@@ -110,10 +114,10 @@ def test_secrets_travel_beside_the_plan(vertex: Vertex, monkeypatch: pytest.Monk
     monkeypatch.delenv("A_TOKEN", raising=False)
     plan = place.plan(named("secretive"))
     with pytest.raises(UserError, match=r"A_TOKEN.* not set"):
-        place.launcher.submit(plan)
+        run_changes.submit(place.launcher, plan)
     assert vertex.requests == []
     monkeypatch.setenv("A_TOKEN", "hunter2")
-    place.launcher.submit(plan)
+    run_changes.submit(place.launcher, plan)
     assert json.loads(place.launcher.read("secretive", "launch/secrets.json", 0)) == {
         "A_TOKEN": "hunter2"
     }
@@ -125,7 +129,7 @@ def test_secrets_travel_beside_the_plan(vertex: Vertex, monkeypatch: pytest.Monk
 
 def test_a_job_queues_starts_runs_and_succeeds(vertex: Vertex) -> None:
     place = Place(vertex, consumption="flex-start")
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
 
     def state() -> State:
         return place.launcher.status("tiny").state
@@ -146,7 +150,7 @@ def test_a_job_queues_starts_runs_and_succeeds(vertex: Vertex) -> None:
 
 def test_a_job_that_finds_no_capacity_has_failed(vertex: Vertex) -> None:
     place = Place(vertex, consumption="flex-start")
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
     vertex.enter(vertex.newest, "EXPIRED")
     status = place.launcher.status("tiny")
     assert status.state is State.failed and says(status.reason or "", "no capacity ... 24 h")
@@ -154,8 +158,11 @@ def test_a_job_that_finds_no_capacity_has_failed(vertex: Vertex) -> None:
 
 def test_cancelling_twice_is_cancelling_once(vertex: Vertex) -> None:
     place = Place(vertex)
-    place.launcher.submit(place.plan(named("unwanted")))
-    first, second = place.launcher.cancel("unwanted"), place.launcher.cancel("unwanted")
+    run_changes.submit(place.launcher, place.plan(named("unwanted")))
+    first, second = (
+        run_changes.cancel(place.launcher, "unwanted"),
+        run_changes.cancel(place.launcher, "unwanted"),
+    )
     assert (first.status.state, first.before) == (State.cancelled, None)
     assert (second.status.state, second.before) == (State.cancelled, State.cancelled)
     assert len([path for _, path in vertex.requests if ":cancel" in path]) == 1
@@ -178,25 +185,25 @@ def test_jobs_with_the_same_labels_that_write_elsewhere_are_left_alone(
         place.launcher._service.create(body)
     others = list(vertex.jobs.values())
     with pytest.raises(NotFoundError):
-        place.launcher.cancel("mine")
-    place.launcher.submit(plan)
+        run_changes.cancel(place.launcher, "mine")
+    run_changes.submit(place.launcher, plan)
     assert [status.handle.run for status in place.launcher.runs()] == ["mine"]
     monkeypatch.chdir(tmp_path)
     given = NameGiven(this_directory())
     # Nor does a bare name of another directory cancel the run of this name.
     with pytest.raises(UserError, match="launched from"):
-        place.launcher.cancel("mine", given=given)
+        run_changes.cancel(place.launcher, "mine", given=given)
     with pytest.raises(UserError, match="launched from"):
-        place.launcher.submit(plan, replace=True)
-    place.launcher.cancel("mine")
-    place.launcher.submit(plan, replace=True)
-    assert place.launcher.cancel("mine", given=given).before is None
+        run_changes.submit(place.launcher, plan, replace=True)
+    run_changes.cancel(place.launcher, "mine")
+    run_changes.submit(place.launcher, plan, replace=True)
+    assert run_changes.cancel(place.launcher, "mine", given=given).before is None
     assert [job.state.name for job in others] == ["JOB_STATE_QUEUED"] * 2
 
 
 def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> None:
     place = Place(vertex)
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
     job, listed = vertex.newest, vertex.list
 
     def ends_after_being_listed(query: dict[str, list[str]]) -> Any:
@@ -205,30 +212,30 @@ def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> No
         return message
 
     vertex.list = ends_after_being_listed  # type: ignore[method-assign]
-    assert place.launcher.cancel("tiny").status.state is State.succeeded
+    assert run_changes.cancel(place.launcher, "tiny").status.state is State.succeeded
 
 
 def test_a_second_submission_is_refused_until_the_first_is_over_or_replaced(vertex: Vertex) -> None:
     place = Place(vertex)
     plan = place.plan()
-    place.launcher.submit(plan)
+    run_changes.submit(place.launcher, plan)
     first = vertex.newest
     with pytest.raises(UserError, match="queued already"):
-        place.launcher.submit(plan)
+        run_changes.submit(place.launcher, plan)
     assert len(vertex.jobs) == 1
-    place.launcher.submit(plan, replace=True)
+    run_changes.submit(place.launcher, plan, replace=True)
     assert first.state.name == "JOB_STATE_CANCELLED"
     assert place.launcher.status("tiny").state is State.queued
     vertex.enter(vertex.newest, "SUCCEEDED")
-    place.launcher.submit(plan)
+    run_changes.submit(place.launcher, plan)
     assert len(vertex.jobs) == 3
 
 
 def test_another_machine_sees_the_same_runs_and_only_this_cluster_s(vertex: Vertex) -> None:
     here, other = Place(vertex), Place(vertex, name="other")
     for name in ("a.b", "a-b", "z"):
-        here.launcher.submit(here.plan(named(name)))
-    other.launcher.submit(other.plan(named("elsewhere")))
+        run_changes.submit(here.launcher, here.plan(named(name)))
+    run_changes.submit(other.launcher, other.plan(named("elsewhere")))
     there = Place(vertex)
     assert [status.handle.run for status in there.launcher.runs()] == ["z", "a-b", "a.b"]
     assert there.launcher.status("a.b").handle.run == "a.b"
@@ -238,16 +245,120 @@ def test_another_machine_sees_the_same_runs_and_only_this_cluster_s(vertex: Vert
 
 def test_a_run_that_is_over_is_resumed_as_it_was_planned(vertex: Vertex) -> None:
     place = Place(vertex, consumption="spot")
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
     with pytest.raises(UserError, match=r"queued .*no resume"):
-        place.launcher.resume("tiny")
+        run_changes.resume(place.launcher, "tiny")
     vertex.enter(vertex.newest, "RUNNING")
     vertex.enter(vertex.newest, "FAILED", (14, "Spot VM was preempted."))
     assert place.launcher.status("tiny").failure is not None
-    place.launcher.resume("tiny")
+    run_changes.resume(place.launcher, "tiny")
     first, second = vertex.bodies
     assert first == second
     assert place.launcher.status("tiny").state is State.queued
+
+
+# Several launches of one name
+
+
+def answer(launch: Callable[[], object]) -> str:
+    """The handle, or the error."""
+    try:
+        return str(launch())
+    except UserError as error:
+        return str(error)
+
+
+LOCK = f"/gcs/{BUCKET}/.drillyard/c/tiny.submit-lock"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_of_launches_at_once_one_makes_a_job(vertex: Vertex, earlier: bool, replace: bool) -> None:
+    if earlier:
+        place = Place(vertex)
+        run_changes.submit(place.launcher, place.plan())
+        vertex.enter(vertex.newest, "SUCCEEDED")
+    places = [Place(vertex) for _ in range(4)]
+    plans = [place.plan() for place in places]
+    together = threading.Barrier(len(places))
+
+    def launch(number: int) -> str:
+        together.wait()
+        return answer(
+            lambda: run_changes.submit(places[number].launcher, plans[number], replace=replace)
+        )
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        said = list(pool.map(launch, range(len(places))))
+    assert len(vertex.jobs) == 1 + earlier
+    assert said.count("vertex://c/tiny") == 1
+    for refusal in said:
+        assert refusal == "vertex://c/tiny" or "nothing was submitted" in refusal
+    assert places[0].launcher._files.stored(LOCK) is None
+
+
+@pytest.mark.parametrize("command", ["submit", "resume"])
+def test_a_launch_during_another_one_is_refused_with_its_process(
+    vertex: Vertex, command: str
+) -> None:
+    place, other = Place(vertex), Place(vertex)
+    run_changes.submit(place.launcher, place.plan())
+    vertex.enter(vertex.newest, "FAILED")
+    said: list[str] = []
+    plan = other.plan()
+    vertex.on_created = lambda job: said.append(
+        answer(lambda: run_changes.submit(other.launcher, plan, replace=True))
+    )
+    if command == "submit":
+        run_changes.submit(place.launcher, place.plan())
+    else:
+        run_changes.resume(place.launcher, "tiny")
+    assert len(vertex.jobs) == 2
+    (refusal,) = said
+    assert "is being launched by another drillyard" in refusal
+    assert f"process {os.getpid()} on {node_name()}" in refusal
+
+
+def test_a_launch_that_was_made_since_this_one_looked_is_not_replaced(
+    vertex: Vertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other = Place(vertex), Place(vertex)
+    plan = place.plan()
+    monkeypatch.setattr(
+        place.launcher,
+        "check",
+        lambda plan: run_changes.submit(other.launcher, other.plan(), replace=True),
+    )
+    with pytest.raises(UserError, match=r"being launched by another .*job 4"):
+        run_changes.submit(place.launcher, plan, replace=True)
+    assert [job.state.name for job in vertex.jobs.values()] == ["JOB_STATE_QUEUED"]
+
+
+@pytest.mark.parametrize(("client", "refused"), [({"started": 1}, False), ({}, True)])
+def test_the_lock_of_a_launch_that_was_killed_keeps_nobody_out(
+    vertex: Vertex, client: dict[str, int], refused: bool
+) -> None:
+    """Of the same number but another start time, the process that runs is a later one."""
+    place = Place(vertex)
+    owner = json.dumps(this_process().as_json() | client)
+    place.launcher._files.create(LOCK, owner.encode())
+    said = answer(lambda: run_changes.submit(place.launcher, place.plan()))
+    assert ("is being launched" in said) is refused
+    assert len(vertex.jobs) == 1 - refused
+    if refused:
+        place.launcher._files.remove(LOCK)
+
+
+def test_a_lock_of_another_machine_is_refused_with_the_command_that_ends_it(vertex: Vertex) -> None:
+    place = Place(vertex)
+    client = {"host": "desk", "machine": "boot/1", "pid": 7, "started": 1}
+    place.launcher._files.create(LOCK, json.dumps(client).encode())
+    with pytest.raises(UserError, match="process 7 on desk") as refused:
+        run_changes.submit(place.launcher, place.plan())
+    lock = f"gs://{BUCKET}/.drillyard/c/tiny.submit-lock"
+    assert f"gcloud storage rm {lock}" in str(refused.value)
+    assert vertex.jobs == {}
+    place.launcher._files.remove(LOCK)
 
 
 # What the service refuses
@@ -296,7 +407,7 @@ def test_a_refusal_says_what_to_do(vertex: Vertex, refusal: Refusal, words: str)
     plan = place.plan()
     vertex.create = refusing(refusal)  # type: ignore[method-assign]
     with pytest.raises(UserError, match=words) as caught:
-        place.launcher.submit(plan)
+        run_changes.submit(place.launcher, plan)
     assert "create the job" in str(caught.value)
     assert vertex.jobs == {}
 
@@ -316,13 +427,13 @@ def test_what_the_service_itself_checks_is_reported_by_field(vertex: Vertex) -> 
     assert isinstance(create, Call)
     create.body["jobSpec"]["workerPoolSpecs"][0]["replicaCount"] = "2"
     with pytest.raises(UserError, match=r"worker_pool_specs\[0\].replica_count: must be 1"):
-        place.launcher.submit(plan)
+        run_changes.submit(place.launcher, plan)
 
 
 def test_an_unknown_project_is_reported(vertex: Vertex) -> None:
     place = Place(vertex, location="{project: nobodys, region: us-central1}")
     with pytest.raises(UserError, match=r"projects/nobodys.*\n.*location.project \(nobodys\)"):
-        place.launcher.submit(place.plan())
+        run_changes.submit(place.launcher, place.plan())
 
 
 def test_a_missing_bucket_is_reported_before_a_job_is_made(vertex: Vertex) -> None:
@@ -330,13 +441,13 @@ def test_a_missing_bucket_is_reported_before_a_job_is_made(vertex: Vertex) -> No
     with pytest.raises(
         UserError, match=r"no bucket nobodys-bucket(.|\n)*gcloud storage buckets create"
     ):
-        place.launcher.submit(place.plan())
+        run_changes.submit(place.launcher, place.plan())
     assert vertex.jobs == {}
 
 
 def test_a_service_that_is_away_for_a_moment_is_asked_again(vertex: Vertex) -> None:
     place = Place(vertex)
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
     vertex.refuse_next = [Refusal("UNAVAILABLE", "try again"), Refusal("UNAVAILABLE", "try again")]
     assert place.launcher.status("tiny").state is State.queued
 
@@ -344,7 +455,7 @@ def test_a_service_that_is_away_for_a_moment_is_asked_again(vertex: Vertex) -> N
 def test_a_lost_answer_does_not_make_a_second_job(vertex: Vertex) -> None:
     place = Place(vertex)
     vertex.loses_answer_to_create = True
-    place.launcher.submit(place.plan())
+    run_changes.submit(place.launcher, place.plan())
     assert len(vertex.jobs) == 1
 
 
@@ -354,7 +465,7 @@ def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(
     place = Place(vertex)
     plan = place.plan()
     vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
-    assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
+    assert str(run_changes.submit(place.launcher, plan)) == "vertex://c/tiny"
     assert says(
         capsys.readouterr().err,
         "vertex://c/tiny ... already; drillyard runs cancel vertex://c/tiny",

@@ -18,6 +18,7 @@ from tests.integration.launch.vertex_place import Place
 from tests.integration.launch.vertex_server import Replicas, Vertex
 
 from drillyard.launch import prepared_run as job_module
+from drillyard.launch import run_changes
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
 from drillyard.launch.vertex import config
@@ -86,7 +87,7 @@ def test_replicas_find_their_ranks_and_each_other(
             network_stack="ethernet",
             environment="{GREETING: '${env:A_GREETING}'}",
         )
-        place.launcher.submit(place.plan(script("ranks", text)))
+        run_changes.submit(place.launcher, place.plan(script("ranks", text)))
         running = replicas(vertex)
         lines: list[bytes] = []
         follower = threading.Thread(
@@ -122,7 +123,7 @@ def test_a_preempted_replica_joins_again_and_the_run_goes_on(
             environment="{ROUND: '{round}'}",
             consumption="spot",
         )
-        place.launcher.submit(place.plan(script("disturbed", text)))
+        run_changes.submit(place.launcher, place.plan(script("disturbed", text)))
         running = replicas(vertex)
         until(lambda: place.launcher.status("disturbed").state is State.running)
         running.kill(1, 0)
@@ -141,8 +142,9 @@ def test_a_refused_run_is_started_once_however_often_the_service_starts_its_cont
 ) -> None:
     with Vertex() as vertex:
         place = Place(vertex, nodes="2", network_stack="ethernet")
-        place.launcher.submit(
-            place.plan(script("refused", "echo started; echo bad config >&2; exit 2"))
+        run_changes.submit(
+            place.launcher,
+            place.plan(script("refused", "echo started; echo bad config >&2; exit 2")),
         )
         running = replicas(vertex)
         running.run(max_restarts=4)

@@ -19,8 +19,8 @@ from drillyard.acceptance.judgement import Outcome
 from drillyard.acceptance.results import Status
 from drillyard.errors import UserError
 from drillyard.launch import run_wait
-from drillyard.launch.launcher import ActiveRunError
-from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
+from drillyard.launch.request import LaunchRequest, LogSelection
+from drillyard.launch.run_changes import ActiveRunError
 from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State
 
 CLUSTER = "name: c\nplatform: slurm\nnodes: 2\nprocesses_per_node: 1\n"
@@ -69,14 +69,9 @@ class PlayedLauncher:
     def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
         yield b"h0: sh: python3: not found\n"
 
-    def cancel(self, run: str) -> Cancellation:
-        self._do("cancel")
-        status = replace(self.statuses[-1], state=State.cancelled)
-        return Cancellation(status, None)
-
-    def forget(self, run: str) -> Handle:
-        self._do("forget")
-        return HANDLE
+    def change(self, what: str) -> Callable[[PlayedLauncher, str], None]:
+        """In the place of a function of run_changes.py."""
+        return lambda launcher, run: launcher._do(what)
 
     def drain(self, node: str, reason: str) -> str | None:
         self._do(f"drain {node}")
@@ -96,6 +91,8 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedLauncher:
         return [HANDLE]
 
     monkeypatch.setattr(accept_command, "submit_plans", submitted)
+    for what in ("cancel", "forget"):
+        monkeypatch.setattr(accept_command, what, played.change(what))
     Path("cluster.yaml").write_text(CLUSTER)
     return played
 

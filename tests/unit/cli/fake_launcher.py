@@ -4,8 +4,8 @@ real directory."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,29 @@ import pytest
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
+from drillyard.launch.launcher import Launcher
 from drillyard.launch.logs.reader import run_logs
-from drillyard.launch.remote_files import LocalFiles, copy_files, read_file
-from drillyard.launch.request import Cancellation, LogSelection
+from drillyard.launch.plan import Plan
+from drillyard.launch.remote_files import Files, LocalFiles, copy_files, read_file
+from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, State
+from drillyard.plan_files import PlanFile
 
 
-class FakeLauncher:
+@dataclass(frozen=True)
+class FakeRun:
+    """A run as its launcher finds it."""
+
+    status: RunStatus
+    launch_directory: str
+    job_title: str = ""
+
+
+class FakeLauncher(Launcher[FakeRun]):
     """The runs of one cluster."""
 
-    reads_after_end = True
-
     def __init__(self, platform: str, cluster: str, directory: Path) -> None:
-        self.platform, self.cluster, self.directory = platform, cluster, directory
+        self.platform, self.name, self.directory = platform, cluster, directory
         self.statuses: dict[str, list[RunStatus]] = {}
         self.down: str | None = None
         self.asked: list[str] = []
@@ -34,11 +44,11 @@ class FakeLauncher:
     def add(self, run: str, *states: State, **fields: Any) -> Path:
         """A run that is in these states, one per question, the last one for ever. Returns its
         directory."""
-        directory = self.directory / self.cluster / run
+        directory = self._run(run)
         (directory / "launch").mkdir(parents=True)
         job = {"nodes": 2, "processes_per_node": 2, "run_directory": str(directory)}
         (directory / "launch" / "job.json").write_text(json.dumps(job))
-        handle = Handle(self.platform, self.cluster, run)
+        handle = Handle(self.platform, self.name, run)
         given = {"nodes": 2, "run_directory": str(directory), **fields}
         self.statuses[run] = [RunStatus(handle, state, **given) for state in states]
         return directory
@@ -56,39 +66,48 @@ class FakeLauncher:
         self._answer("status")
         if run not in self.statuses:
             raise UserError(
-                f"{run}: no such run on {self.cluster}; there are: {', '.join(self.statuses)}"
+                f"{run}: no such run on {self.name}; there are: {', '.join(self.statuses)}"
             )
         statuses = self.statuses[run]
         return statuses.pop(0) if len(statuses) > 1 else statuses[0]
 
     def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
-        launch = self.directory / self.cluster / run / "launch"
-        return run_logs(str(launch), LocalFiles(), wanted, over=lambda: self.status(run).state.over)
+        launch = f"{self._run(run)}/launch"
+        return run_logs(launch, LocalFiles(), wanted, over=lambda: self.status(run).state.over)
 
-    def cancel(self, run: str, *, given: object = None) -> Cancellation:
-        status = self.status(run)
-        if status.state.over:
-            return Cancellation(status, status.state)
-        self.statuses[run] = [replace(status, state=State.cancelled)]
-        return Cancellation(self.statuses[run][0], None)
+    def find(self, names: Collection[str] | None = None) -> list[FakeRun]:
+        wanted = self.statuses if names is None else names
+        return [FakeRun(self.status(run), f"{self._run(run)}/launch") for run in wanted]
 
-    def resume(self, run: str, *, given: object = None) -> Handle:
-        status = self.status(run)
-        if not status.state.over:
-            raise UserError(
-                f"{status.handle}: is {status.state}; only a run that is over can be resumed"
-            )
-        return status.handle
+    def plan(self, request: LaunchRequest) -> Plan:
+        raise NotImplementedError
+
+    def execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[FakeRun]) -> None:
+        raise NotImplementedError
+
+    def files(self) -> Files:
+        return LocalFiles()
+
+    def _run(self, run: str) -> Path:
+        return self.directory / self.name / run
+
+    def stop(self, run: FakeRun) -> RunStatus:
+        stopped = replace(run.status, state=State.cancelled)
+        self.statuses[run.status.handle.run] = [stopped]
+        return stopped
+
+    def resubmit(self, run: FakeRun, secrets_json: PlanFile) -> None:
+        pass
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
-        return LocalFiles().tree(str(self.directory / self.cluster / run))
+        return LocalFiles().tree(str(self._run(run)))
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
-        copy_files(LocalFiles(), str(self.directory / self.cluster / run), paths, destination)
+        copy_files(LocalFiles(), str(self._run(run)), paths, destination)
 
     def read(self, run: str, path: str, offset: int) -> bytes:
         self._answer(f"read {path}")
-        return read_file(LocalFiles(), str(self.directory / self.cluster / run / path), offset)
+        return read_file(LocalFiles(), str(self._run(run) / path), offset)
 
 
 class World:

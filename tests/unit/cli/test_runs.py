@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 from tests.module_time import set_time
-from tests.unit.cli.fake_launcher import World
+from tests.unit.cli.fake_launcher import FakeRun, World
 
 from drillyard.cli import main as cli
 from drillyard.cli.options import complete_run
 from drillyard.launch import run_wait
 from drillyard.launch.completion_cache import remember_runs
-from drillyard.launch.request import Cancellation
-from drillyard.launch.run_status import Handle, RunFailure, State
+from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State
 
 
 @pytest.fixture
@@ -334,14 +333,14 @@ def test_ctrl_c_ends_the_waiting_of_cancel_at_once_and_not_the_stopping(
     launcher.add("a", State.running)
     over, blocked = threading.Event(), []
 
-    def long(run: str, **_: object) -> Cancellation:
+    def long(run: FakeRun) -> RunStatus:
         # What the programs inherit that the launcher starts.
         blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
         os.kill(os.getpid(), signal.SIGINT)
         assert over.wait(60)
-        return Cancellation(launcher.status(run), None)
+        return run.status
 
-    monkeypatch.setattr(launcher, "cancel", long)
+    monkeypatch.setattr(launcher, "stop", long)
     said = Said(capsys, "cancel", "a")
     waited = over.is_set()
     over.set()

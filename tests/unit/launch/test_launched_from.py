@@ -17,6 +17,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 from tests.unit.launch.slurm.test_launcher import Controller
 
 from drillyard.errors import UserError
+from drillyard.launch import run_changes
 from drillyard.launch.cluster_registry import Clusters, clusters_to_search
 from drillyard.launch.launched_from import (
     LaunchedFrom,
@@ -49,7 +50,7 @@ def submitted(storage: Path) -> tuple[Controller, SlurmLauncher, Plan]:
     asked = request(cluster(storage=f"{{directory: {storage}}}"), WORKLOAD)
     launcher = SlurmLauncher(asked.cluster, controller)
     plan = launcher.plan(asked)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     return controller, launcher, plan
 
 
@@ -120,8 +121,8 @@ def test_a_plan_does_not_depend_on_the_directory(
 
 
 CHANGES: list[tuple[str, Callable[[Launcher[Any], NameGiven | None], object]]] = [
-    ("cancel", lambda launcher, by: launcher.cancel("nccl", given=by)),
-    ("resume", lambda launcher, by: launcher.resume("nccl", given=by)),
+    ("cancel", lambda launcher, by: run_changes.cancel(launcher, "nccl", given=by)),
+    ("resume", lambda launcher, by: run_changes.resume(launcher, "nccl", given=by)),
 ]
 
 
@@ -163,7 +164,7 @@ def test_a_launch_of_the_same_name_elsewhere_is_refused_with_the_directory(
     controller, launcher, plan = submitted(tmp_path)
     monkeypatch.chdir(elsewhere)
     with pytest.raises(UserError) as refused:
-        launcher.submit(plan, replace=replaces)
+        run_changes.submit(launcher, plan, replace=replaces)
     said = str(refused.value)
     assert f"launched from {here}" in said and "--replace" not in said
     assert controller.jobs == {"1": "PENDING"}
@@ -171,15 +172,15 @@ def test_a_launch_of_the_same_name_elsewhere_is_refused_with_the_directory(
     remedy = re.search(r"drillyard runs cancel (\S+)", said)
     assert remedy is not None
     (found,) = Clusters([launcher.cluster]).find([remedy[1]])
-    assert found.given is None and launcher.cancel(found.handle.run, given=found.given)
-    launcher.submit(plan, replace=replaces)
+    assert found.given is None and run_changes.cancel(launcher, found.handle.run, given=found.given)
+    run_changes.submit(launcher, plan, replace=replaces)
     assert controller.jobs == {"1": "CANCELLED", "2": "PENDING"}
     assert f"launched from {here}" in capsys.readouterr().err
     # The name belongs to this directory now.
-    assert launcher.cancel("nccl", given=given()).before is None
+    assert run_changes.cancel(launcher, "nccl", given=given()).before is None
     monkeypatch.chdir(here)
     with pytest.raises(UserError, match=re.escape(str(elsewhere))):
-        launcher.cancel("nccl", given=given())
+        run_changes.cancel(launcher, "nccl", given=given())
 
 
 def test_below_the_directory_it_is_the_same_project(
@@ -192,15 +193,15 @@ def test_below_the_directory_it_is_the_same_project(
     controller, launcher, plan = submitted(tmp_path)
     monkeypatch.chdir("below")
     with pytest.raises(UserError, match="--replace"):
-        launcher.submit(plan)
-    launcher.submit(plan, replace=True)
+        run_changes.submit(launcher, plan)
+    run_changes.submit(launcher, plan, replace=True)
     assert controller.jobs == {"1": "CANCELLED", "2": "PENDING"}
-    assert launcher.cancel("nccl", given=given()).before is None
+    assert run_changes.cancel(launcher, "nccl", given=given()).before is None
     assert capsys.readouterr().err == ""
     # It was launched from below last, so above it its bare name is not enough.
     monkeypatch.chdir("..")
     with pytest.raises(UserError, match="below"):
-        launcher.cancel("nccl", given=given())
+        run_changes.cancel(launcher, "nccl", given=given())
 
 
 def test_a_run_without_a_record_is_changed_from_anywhere_and_one_with_a_damaged_record_is_not(
@@ -211,10 +212,10 @@ def test_a_run_without_a_record_is_changed_from_anywhere_and_one_with_a_damaged_
     record = Path(plan.launch_directory, RECORD)
     record.write_text("half of i")
     with pytest.raises(UserError, match=RECORD):
-        launcher.cancel("nccl", given=given())
+        run_changes.cancel(launcher, "nccl", given=given())
     record.unlink()
     monkeypatch.chdir(projects[1])
-    launcher.submit(plan, replace=True)
+    run_changes.submit(launcher, plan, replace=True)
     assert controller.jobs == {"1": "CANCELLED", "2": "PENDING"}
 
 
@@ -226,7 +227,7 @@ def test_every_run_of_a_sweep_has_the_record(
     asked = [request(setting, WORKLOAD.replace("nccl", name)) for name in ("one", "two")]
     launcher = SlurmLauncher(asked[0].cluster, Controller())
     plans = launcher.plan_sweep(asked)
-    launcher.submit(plans[0])
+    run_changes.submit(launcher, plans[0])
     for plan in plans:
         found = recorded(Path(plan.launch_directory, RECORD).read_text())
         assert found is not None and found.directory == str(projects[0])
@@ -246,10 +247,10 @@ def test_without_the_head_host_a_run_of_another_directory_or_user_is_left_alone(
     launcher, _ = made(hosts)
     monkeypatch.chdir(projects[1])
     with pytest.raises(UserError):
-        launcher.cancel("nccl", given=given())
+        run_changes.cancel(launcher, "nccl", given=given())
     assert "stop" not in hosts.verbs()
     with pytest.raises(UserError, match="repeat the command"):
-        launcher.cancel("nccl")
+        run_changes.cancel(launcher, "nccl")
     assert ("stop" in hosts.verbs()) is (user == os.getuid())
 
 

@@ -168,80 +168,25 @@ def test_a_failed_read_of_the_work_done_does_not_end_the_answers_to_signals(
     side.close()
 
 
-@pytest.fixture
-def hung_log(inbox: type[Inbox], tmp_path: Path) -> Iterator[Path]:
-    """A log of rank 0 that blocks its writer, as a file system that hangs does."""
-    log = tmp_path / "logs/rank-0.log"
-    log.parent.mkdir()
-    os.mkfifo(log)
-    yield log
-    # Let the blocked threads end while faulthandler is still replaced.
-    reader = os.open(log, os.O_RDWR)
-    for thread in threading.enumerate():
-        if thread.name == "supervision output":
-            thread.join(20)
-    os.close(reader)
-
-
-@pytest.fixture
-def alone(inbox: type[Inbox], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A rank without a supervisor, whose limits are short; the codes with which it would have
-    exited."""
+def test_a_rank_with_nothing_to_save_leaves_although_its_events_hang(
+    inbox: type[Inbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     exits: list[int] = []
+    hang = threading.Event()
     before = threading.enumerate()
     monkeypatch.setattr(os, "_exit", exits.append)
-    monkeypatch.setenv("DRILLYARD_SUPERVISED", "0")
-    monkeypatch.setattr(rank_supervision, "ParentWatcher", Mock())
-    monkeypatch.setattr(rank_supervision, "_LONGEST_TICK_SECONDS", TICK)
-    monkeypatch.setattr(rank_supervision, "_SECONDS_TO_STOP", 0.1)
     monkeypatch.setattr(rank_supervision, "_SECONDS_TO_WRITE", 0.1)
-    monkeypatch.setattr(rank_supervision, "SECONDS_OF_ONE_REQUEST", 0.1)
-    yield exits
+    monkeypatch.setattr(rank_supervision, "append_event", lambda *_, **__: hang.wait())
+    inbox.waiting = (signal.SIGTERM,)
+    side = RankSupervision(tmp_path, 600, attempt=0, is_claimed=True)
+    wait_until(lambda: exits)
+    side.close()
+    hang.set()
     # No thread of this test may meet the real os._exit.
     for thread in threading.enumerate():
         if thread.name == "supervision" and thread not in before:
             thread.join(20)
-
-
-@pytest.mark.usefixtures("hung_log")
-def test_a_second_stop_signal_ends_a_rank_whose_log_hangs(
-    inbox: type[Inbox], alone: list[int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    side = RankSupervision(tmp_path, 600, attempt=0, is_claimed=True)
-    side.begin("training", "strict")
-    side.answer("note")
-    inbox.opened.receive(signal.SIGTERM)
-    wait_until(lambda: "asked to stop" in capsys.readouterr().err)
-    time.sleep(0.2)
-    inbox.opened.receive(signal.SIGTERM)
-    wait_until(lambda: alone)
-    side.close()
-    assert alone[0] == 128 + signal.SIGTERM
-
-
-@pytest.mark.usefixtures("hung_log")
-def test_a_rank_without_progress_ends_although_its_log_hangs(
-    alone: list[int], tmp_path: Path
-) -> None:
-    side = RankSupervision(tmp_path, WATCHDOG, attempt=0, is_claimed=True)
-    side.begin("training", "strict")
-    wait_until(lambda: alone)
-    side.close()
-    assert alone[0] == 1
-    assert {event["event"] for event in read_events(tmp_path)} == {"failure"}
-
-
-def test_a_rank_with_nothing_to_save_leaves_although_its_events_hang(
-    inbox: type[Inbox], alone: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hang = threading.Event()
-    monkeypatch.setattr(rank_supervision, "append_event", lambda *_, **__: hang.wait())
-    inbox.waiting = (signal.SIGTERM,)
-    side = RankSupervision(tmp_path, 600, attempt=0, is_claimed=True)
-    wait_until(lambda: alone)
-    side.close()
-    hang.set()
-    assert alone[0] == 85
+    assert exits[0] == 85
 
 
 def test_stacks_are_written_while_an_answer_waits_for_a_hung_disk(

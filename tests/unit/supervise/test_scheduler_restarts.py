@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -284,27 +283,6 @@ time.sleep(60)
     )
     assert done.returncode == 1
     assert "has claimed the run directory" in done.stderr
-
-
-def test_a_start_of_version_0_1_0_ends_where_this_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That version looks at launch/claim.json alone, and ends where it is not equal to its own."""
-    older = tmp_path / "launch/claim.json"
-    older.parent.mkdir()
-    older.write_text('{"submission": "uid", "attempt": 0}\n')
-    waits: list[float] = []
-    mine = start(monkeypatch, tmp_path, 0, waits)
-    assert json.loads(older.read_text()) != {"submission": "uid", "attempt": 0}
-    assert ends(monkeypatch, tmp_path, mine) == []
-    assert sum(waits[:1]) == restarts.CLAIM_SECONDS
-    for claim in tmp_path.glob("launch/claim*"):
-        if claim.is_dir():
-            shutil.rmtree(claim)
-        else:
-            claim.unlink()
-    start(monkeypatch, tmp_path)
-    assert not older.exists(), "none is made where that version has not been"
 
 
 def test_ranks_of_other_nodes_belong_to_the_start_of_the_first_one(

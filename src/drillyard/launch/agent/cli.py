@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from drillyard.supervise.launch_contract import EXIT_FAILED, EXIT_USER_ERROR
 
-from . import host_cleanup, host_probe, index, respawn, slurm_job, startup, submit
+from . import host_check, host_cleanup, index, respawn, slurm_job, startup, submit
 
 
 def main() -> int:
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument(
         "--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed"
     )
-    check = add("check", host_probe.check, "facts of this host")
+    check = add("check", host_check.check, "facts of this host")
     check.add_argument(
         "--directory", help="whether it can be written, and shows a nonce of another host"
     )

@@ -31,9 +31,9 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drillyard.supervise.process_identity import process_of
+from drillyard.supervise.process_identity import Process, process_of
 
-from .host_probe import running_agents
+from .host_check import running_agents
 from .index import index_directory, lock_of, noted_directory, write_entry
 from .job import LAUNCHED_FROM
 from .ownership import make_launch_directory, problem_of
@@ -77,6 +77,12 @@ while."""
 _SBATCH_NOT_FOUND = 127
 
 
+def has_expired(client: Process | None, age: float, seconds: float) -> bool:
+    """Whether a submit lock that was taken `age` seconds ago, by the process `client` where that is
+    known, keeps nobody out any more. The rule of every platform's lock."""
+    return age >= seconds or (client is not None and client.here and not client.alive)
+
+
 def place(options: Namespace) -> int:
     """Lock a launch directory, write what was sent, and record the run in the index. Raises
     UsageError, OSError."""
@@ -117,11 +123,8 @@ def _other_launch(launch: Path, submission: str) -> str | None:
     on this host; None where there is none."""
     other = read_json_object(launch / "claim")
     age = time.time() - float(other.get("at") or 0)
-    client = process_of(other.get("client"))
-    has_ended = age >= SUBMIT_LOCK_SECONDS or (
-        client is not None and client.here and not client.alive
-    )
-    if other.get("submission", submission) != submission and not has_ended:
+    expired = has_expired(process_of(other.get("client")), age, SUBMIT_LOCK_SECONDS)
+    if other.get("submission", submission) != submission and not expired:
         return f"{other['submission']}, {age:.0f} s ago; a lock ends after {SUBMIT_LOCK_SECONDS} s"
     # Another launch may have had the lock, and released it, since the hosts were checked.
     agents = running_agents(launch)

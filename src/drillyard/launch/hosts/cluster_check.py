@@ -12,8 +12,9 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.formatting import plural
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.cluster_check import ClusterCheck, Finding, by_check, shared_findings
+from drillyard.launch.hosts.host_agents import ask_all
 from drillyard.launch.hosts.host_facts import HostAnswer, no_answer_reason
-from drillyard.launch.hosts.launcher import HostsLauncher, ask_all
+from drillyard.launch.hosts.launcher import HostsLauncher
 from drillyard.launch.hosts.plan import layout_of
 from drillyard.launch.node_probe import (
     HOST_PROGRAMS,

@@ -22,6 +22,7 @@ from drillyard.hardware.machines import Machine
 from drillyard.launch.kubernetes import gke, pod_network
 from drillyard.launch.kubernetes.config import BUCKET_MOUNT, FILES_MOUNT, KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import section_defaults
+from drillyard.launch.kubernetes.rights import READS, rights_for
 from drillyard.launch.kubernetes.rules import findings, storage_root
 from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
 from drillyard.launch.network import NETWORK_FILE
@@ -40,39 +41,6 @@ _GPU = "nvidia.com/gpu"
 _MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
 """Nodes see each other's checkpoints and claims at once: cached metadata would show an earlier
 state."""
-_RIGHTS = (
-    *((verb, "jobset.x-k8s.io", "jobsets") for verb in ("create", "delete", "get", "list")),
-    *((verb, "batch", "jobs") for verb in ("create", "delete", "get", "list")),
-    *((verb, "", "pods") for verb in ("create", "delete", "get", "list")),
-    *(
-        (verb, "", resource)
-        for resource in ("configmaps", "secrets")
-        for verb in ("create", "delete", "get", "list")
-    ),
-    ("update", "", "secrets"),
-    ("create", "", "pods/exec"),
-    ("get", "", "pods/log"),
-)
-"""What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records
-are Secrets; Jobs and Pods are created as dry runs only."""
-READS = {
-    ("get", "kueue.x-k8s.io", "localqueues"): "whether the queue is there",
-    ("list", "kueue.x-k8s.io", "localqueues"): "which queues there are",
-    (
-        "list",
-        "kueue.x-k8s.io",
-        "workloads",
-    ): "a run's place in the queue, and why it does not leave it",
-    ("list", "", "events"): "why a pod does not start",
-}
-"""Rights that only tell more, and what is not checked or shown without each."""
-_SERVICES = tuple((verb, "", "services") for verb in ("create", "delete", "get"))
-_CLAIMS = tuple(
-    (verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get")
-)
-_DOMAINS = tuple(
-    (verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get")
-)
 _VARIABLES = {
     "node_rank": "$(NODE_RANK)",
     "nodes": "$(NNODES)",
@@ -168,14 +136,6 @@ def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) ->
             f" for {'; '.join(needed)}: kubectl label namespace {section.namespace}"
             " pod-security.kubernetes.io/enforce=privileged --overwrite"
         )
-
-
-def rights_for(values: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """The rights that a run with these values needs, without READS."""
-    network = values.get("network", {})
-    services = _SERVICES if values.get("controller") == "job" else ()
-    claims = _CLAIMS if "deviceClaim" in network else ()
-    return (*_RIGHTS, *services, *claims, *(_DOMAINS if "computeDomainNodes" in network else ()))
 
 
 def helm_argv(section: KubernetesConfig, *words: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import yaml
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.release import READS, rights_for
+from drillyard.launch.kubernetes.rights import READS, rights_for
 
 JOBSET_VERSION = "0.10.1"
 """The first version that was seen to match messages of failed Jobs."""

@@ -1,42 +1,34 @@
-"""Submit lock of a run: a ConfigMap, which decides which of several launches of a name submits.
+"""Locks of a namespace: ConfigMaps, by the rule of launch/submit_lock.py.
 
-Helm's release cannot decide it: the one of an earlier run is removed before the new one is made,
-and Helm removes by name, also a release that another launch has made meanwhile. The API server
-makes one object of a name: the launch that has made the ConfigMap submits, the others are refused.
-The lock ends with its launch; when its launching process of this machine has died; else after
-`SUBMIT_LOCK_SECONDS` and the time that a run which is replaced has to save. An expired lock is
-deleted by its uid, so of several launches that find it only one goes on.
+Helm's release cannot decide which of several launches submits: the one of an earlier run is removed
+before the new one is made, and Helm removes by name, also a release that another launch has made
+meanwhile. The API server makes one object of a name, and deletes it by its uid.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drillyard.errors import UserError
-from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS
-from drillyard.launch.launcher import being_launched_error
-from drillyard.launch.remote_files import print_notice
 from drillyard.launch.run_status import Handle
-from drillyard.supervise.process_identity import process_of, this_process
+from drillyard.launch.submit_lock import FoundLock, being_launched_error, held
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ClusterApi
 
 _KIND = "configmaps"
 _CLIENT = "client"
-_TRIES = 10
-"""A lock that is released while it is looked at is tried again, this often."""
 
 
 @contextlib.contextmanager
 def submit_lock(api: ClusterApi, handle: Handle, grace_seconds: float) -> Iterator[None]:
-    """Keep other launches of a run out. Raises UserError where another one has the lock."""
+    """Keep other launches of a run out; `grace_seconds`: the time that a run which is replaced has
+    to save. Raises UserError where another launch has the lock."""
     seconds = SUBMIT_LOCK_SECONDS + grace_seconds
     with config_map_lock(
         api, f"{handle.run}.submit-lock", seconds, lambda whose: being_launched_error(handle, whose)
@@ -48,47 +40,43 @@ def submit_lock(api: ClusterApi, handle: Handle, grace_seconds: float) -> Iterat
 def config_map_lock(
     api: ClusterApi, name: str, seconds: float, taken: Callable[[str], UserError]
 ) -> Iterator[None]:
-    """Hold the lock `name` of a namespace, which lasts `seconds` where its holder cannot be asked.
-    Raises the error that `taken` makes of whose it is, where another process has it."""
-    uid = _taken(api, name, seconds, taken)
-    try:
+    """Hold the lock `name` of a namespace, as `submit_lock.held`."""
+    with held(_ConfigMap(api, name), seconds, taken):
         yield
-    finally:
-        try:
-            api.delete(_KIND, name, uid)
-        except UserError as error:
-            print_notice(f"warning: configmap {name}, the lock, was not deleted: {error}")
 
 
-def _taken(api: ClusterApi, name: str, seconds: float, taken: Callable[[str], UserError]) -> str:
-    """The uid of the lock, once this process has it."""
-    body = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name},
-        "data": {_CLIENT: json.dumps(this_process().as_json())},
-    }
-    whose, advice = "its lock changes hands", ""
-    for _ in range(_TRIES):
-        made = api.created(_KIND, body)
-        if made is not None:
-            return str(made["metadata"]["uid"])
-        other = api.one(f"{api.place(_KIND)}/{name}")
-        if other is None:
-            continue
-        client = process_of(json_object(other.get("data", {}).get(_CLIENT, "")))
-        age = time.time() - _created_at(other)
-        is_here = client is not None and client.here
-        if age < seconds and (client is None or not is_here or client.alive):
-            who = "" if client is None else f"process {client.pid} on {client.host}, "
-            whose = f"{who}{age:.0f} s ago; its lock ends after {seconds:.0f} s"
-            if not is_here:
-                command = f"kubectl -n {api.namespace} delete configmap {name}"
-                advice = f"\nwhere that process is gone, end its lock: {command}"
-            break
-        api.delete(_KIND, name, str(other["metadata"]["uid"]))
-    raise UserError(f"{taken(whose)}{advice}")
+@dataclass(frozen=True)
+class _ConfigMap:
+    """A lock; its tag is the uid."""
 
+    api: ClusterApi
+    name: str
 
-def _created_at(found: dict[str, Any]) -> float:
-    return datetime.fromisoformat(found["metadata"]["creationTimestamp"]).timestamp()
+    @property
+    def title(self) -> str:
+        return f"configmap {self.name}"
+
+    @property
+    def removal(self) -> str:
+        return f"kubectl -n {self.api.namespace} delete configmap {self.name}"
+
+    def create(self, client: str) -> str | None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self.name},
+            "data": {_CLIENT: client},
+        }
+        made = self.api.created(_KIND, body)
+        return None if made is None else str(made["metadata"]["uid"])
+
+    def read(self) -> FoundLock | None:
+        found = self.api.one(f"{self.api.place(_KIND)}/{self.name}")
+        if found is None:
+            return None
+        metadata = found["metadata"]
+        created_at = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
+        return FoundLock(str(metadata["uid"]), found.get("data", {}).get(_CLIENT, ""), created_at)
+
+    def delete(self, tag: str) -> None:
+        self.api.delete(_KIND, self.name, tag)

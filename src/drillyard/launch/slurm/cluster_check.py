@@ -27,8 +27,8 @@ from drillyard.launch.cluster_check import (
     by_check,
     shared_findings,
 )
+from drillyard.launch.hosts.host_agents import ask_all
 from drillyard.launch.hosts.host_facts import no_answer_reason
-from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.node_probe import (
     Looked,
     NodeAnswer,

@@ -16,7 +16,7 @@ import math
 import posixpath
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
-from drillyard.launch.launcher import (
-    AFTER_STOP_SECONDS,
-    Launcher,
-    being_launched_error,
-    cancel_notice,
-)
+from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, cancel_notice
 from drillyard.launch.plan import Plan, Program, new_secret
 from drillyard.launch.prepared_run import (
     JobSettings,
@@ -53,6 +48,7 @@ from drillyard.launch.slurm.nodes import (
 )
 from drillyard.launch.slurm.rules import findings
 from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
+from drillyard.launch.submit_lock import being_launched_error
 from drillyard.launch.sync_archive import archive_of_directory, sync_step
 from drillyard.plan_files import ExplainedField, PlanFile
 from drillyard.programs import (
@@ -207,7 +203,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
 
     def status(self, run: str) -> RunStatus:
         # Where it waits for nodes, with those that are down.
-        found = self._find(run)
+        found = self.find_one(run)
         status = found.status
         lost = status.state is State.failed and "capacity" in (status.reason or "")
         if found.job is None or not (lost or found.job.reason.startswith(_LACKS_NODES)):
@@ -240,15 +236,13 @@ class SlurmLauncher(Launcher[SlurmRun]):
         undo = shlex.join(undrain_command(node))
         return undo if self._host.name is None else f"{undo}   # on {self._host.name}"
 
-    # What the shared flow needs.
-
-    def _runs(self) -> list[SlurmRun]:
+    def find(self, names: Collection[str] | None = None) -> list[SlurmRun]:
         return self._slurm.runs()
 
-    def _open_files(self) -> Files:
+    def files(self) -> Files:
         return open_files(self._host, self.programs)
 
-    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[SlurmRun]) -> None:
+    def execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[SlurmRun]) -> None:
         *carry, submit = [step for step in plan.steps if isinstance(step, Program)]
         for step in carry:
             assert step.sends_directory is not None
@@ -259,7 +253,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         points = [{name: getattr(job, name) for name in _POINT} for job in plan.jobs]
         self._submit(plan.handle, submit.argv, sent, points, existing)
 
-    def _resubmit(self, run: SlurmRun, secrets_json: PlanFile) -> None:
+    def resubmit(self, run: SlurmRun, secrets_json: PlanFile) -> None:
         point = {key: run.entry[key] for key in _POINT if key in run.entry}
         # Without a new secret: the launch directory keeps its own.
         argv = self._submit_argv(run.launch_directory, SCRIPT)
@@ -303,11 +297,11 @@ class SlurmLauncher(Launcher[SlurmRun]):
             self._slurm.require_submitted(result)
         print_notices(result.stderr)
 
-    def _may_still_run(self, run: SlurmRun) -> bool:
+    def may_still_run(self, run: SlurmRun) -> bool:
         # An interrupted cancel has marked the run and not ended the job.
         return run.status.state is State.cancelled and not run.is_gone
 
-    def _stop(self, run: SlurmRun) -> RunStatus:
+    def stop(self, run: SlurmRun) -> RunStatus:
         # Without a launch directory there is nothing to mark; Slurm ends the job all the same.
         self._slurm.run_agent(["stop", "--mark-only", "--launch-directory", run.launch_directory])
         if run.job is not None:
@@ -340,7 +334,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         """The run once nothing of it can be running, or as it is after so long."""
         deadline = time.monotonic() + seconds
         pause, longest = _PAUSES
-        while not (run := self._find(run.handle.run)).is_gone and time.monotonic() < deadline:
+        while not (run := self.find_one(run.handle.run)).is_gone and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(1.5 * pause, longest)
         return run
@@ -354,7 +348,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         argv = self._host.argv(["sh", "-c", 'exec tar -x -C "$0" -f -', run.launch_directory])
         self.programs.run(argv, stdin=archive([PlanFile(ENDED, text)]))
 
-    def _is_over(self, run: SlurmRun) -> Callable[[], bool]:
+    def is_over(self, run: SlurmRun) -> Callable[[], bool]:
         """Read state.json at every call, and ask Slurm every few seconds."""
         path = posixpath.join(run.launch_directory, "state.json")
         asked_at = -math.inf

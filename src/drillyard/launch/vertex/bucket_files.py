@@ -15,6 +15,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -42,7 +43,23 @@ _LISTED = "items(name,size),nextPageToken"
 # Retries are safe for all that is done here: an object is written whole or not, and twice the same
 # content is the same object.
 _LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(30.0), "timeout": 60.0}
+_ABSENT = (
+    exceptions.NotFound,
+    exceptions.PreconditionFailed,
+    exceptions.RequestRangeNotSatisfiable,
+)
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as it was at one moment."""
+
+    content: bytes
+    generation: int
+    """Another one each time that the object is written or made again."""
+    created_at: float
+    """Unix seconds, by the bucket's clock."""
 
 
 class BucketFiles(Files):
@@ -91,10 +108,41 @@ class BucketFiles(Files):
         found: bytes | None = self._answer(lambda: blob.download_as_bytes(**_LIMITS), None)
         return None if found is None else found.decode("utf-8", errors="replace")
 
-    def remove(self, path: str) -> None:
-        """Remove an object, where it exists."""
+    def remove(self, path: str, generation: int | None = None) -> None:
+        """Remove an object, where it exists; with `generation`, only where it is still that one."""
         blob = self._bucket.blob(self._key(path))
-        self._answer(lambda: blob.delete(**_LIMITS), None)
+        self._answer(lambda: blob.delete(if_generation_match=generation, **_LIMITS), None)
+
+    def create(self, path: str, content: bytes) -> int | None:
+        """Create an object; returns its generation, None where there is one. Of several at once
+        one creates it. `content` is of this call alone: by it an object is recognised whose answer
+        was lost."""
+        blob = self._bucket.blob(self._key(path))
+
+        def created() -> int | None:
+            with self._words():
+                try:
+                    blob.upload_from_string(content, if_generation_match=0, **_LIMITS)
+                except exceptions.PreconditionFailed:
+                    return None
+            return int(blob.generation)
+
+        made = self._retried(created)
+        if made is None and (there := self.stored(path)) is not None and there.content == content:
+            return there.generation
+        return made
+
+    def stored(self, path: str) -> StoredObject | None:
+        """An object with its generation; None where there is none, or a newer one by now."""
+        blob = self._bucket.blob(self._key(path))
+
+        def read() -> StoredObject | None:
+            blob.reload(**_LIMITS)
+            generation = int(blob.generation)
+            content = blob.download_as_bytes(if_generation_match=generation, **_LIMITS)
+            return StoredObject(content, generation, blob.time_created.timestamp())
+
+        return self._answer(read, None)
 
     def write(self, directory: str, contents: Mapping[str, bytes]) -> None:
         """Write objects below a directory. Directories become objects too, for mounts that need
@@ -170,14 +218,14 @@ class BucketFiles(Files):
         return path.removeprefix(self._root)
 
     def _answer(self, ask: Callable[[], _T], *absent: _T) -> _T:
-        """The answer; `absent`, where given, for an object that is not there, or is shorter than
-        its listing."""
+        """The answer; `absent`, where given, for an object that is not there, is another one than
+        was meant, or is shorter than its listing."""
 
         def answered() -> _T:
             with self._words():
                 try:
                     return ask()
-                except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
+                except _ABSENT as error:
                     # A missing bucket is a mistake, unlike a missing object.
                     if not absent or re.search(
                         "bucket (does not exist|not found)", str(error), re.I

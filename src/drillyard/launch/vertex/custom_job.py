@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.hardware.capacity import machine_of, quota_needed
+from drillyard.hardware.capacity import machine_of, require_own_cloud
 from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.launch.plan import Call, Plan, secret_names
@@ -62,8 +62,7 @@ def plan_of(request: LaunchRequest) -> Plan:
     paths = ClusterPaths(project_of(cluster), output, cluster.python or "python3")
     prepared = prepare(request, checks=[findings], paths=paths, settings=_job_settings(request))
     machine = machine_of(cluster, request.facts)
-    # Refuses the machine of another cloud.
-    quota_needed(cluster, request.facts)
+    require_own_cloud(cluster, request.facts)
     launch = uri_of(prepared.job.launch_directory)
     body, fields = custom_job(prepared, cluster, machine)
     files = (*prepared.files, PlanFile(REQUEST_FILE, json.dumps(body, indent=2) + "\n"))

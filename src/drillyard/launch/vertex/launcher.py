@@ -5,16 +5,16 @@ Jobs are found by their labels, so every machine sees the same runs; one whose r
 in the cluster's bucket is somebody else's and left alone. The service reports whether a
 job waits, runs or has ended; state.json and the logs, which the agents write into the bucket, hold
 the rest. Cloud Logging has the same lines: `gcloud ai custom-jobs stream-logs ID --region REGION`.
-There is no submit lock, only a check before the request: of two submissions in the same second the
-agents' fence lets the newer one continue and ends the other.
+Of several launches of a name at once, the one that gets the submit lock makes its job; the others
+are refused (submit_lock.py).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,11 @@ from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Call, Plan, new_secret
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
+from drillyard.launch.submit_lock import being_launched_error
 from drillyard.launch.vertex.config import bucket_of, uri_of
 from drillyard.launch.vertex.custom_job import REQUEST_FILE, plan_of
 from drillyard.launch.vertex.run_status import is_made_here, is_over, job_id, status_of
+from drillyard.launch.vertex.submit_lock import submit_lock
 from drillyard.plan_files import PlanFile
 from drillyard.programs import defer_interrupt, parallel_map
 
@@ -71,28 +73,36 @@ class VertexLauncher(Launcher[VertexRun]):
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
 
-    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+    def check(self, plan: Plan) -> None:
         from drillyard.launch.vertex.service import parse_request
 
         for step in plan.steps[1:]:
             assert isinstance(step, Call)
             parse_request(step.body)
-        return super().submit(plan, replace=replace)
+
+    def newest_submission(self, run: str) -> str | None:
+        return next((job_id(job) for job in self._jobs(run)), None)
+
+    @contextmanager
+    def submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
+        with submit_lock(self._files, self.cluster, handle, _CANCEL_SECONDS):
+            newest = self.newest_submission(handle.run)
+            if newest not in (None, seen):
+                raise being_launched_error(handle, f"job {newest}")
+            yield
 
     def drain(self, node: str, reason: str) -> str | None:
         instead = "the service chooses machines: launch again, and report this one to its support"
         raise UserError(self._cannot_drain(node, instead))
 
-    # What the shared flow needs.
-
-    def _runs(self) -> list[VertexRun]:
+    def find(self, names: Collection[str] | None = None) -> list[VertexRun]:
+        """All submissions of the runs of `names`; else the newest one of each run."""
+        if names is not None:
+            return [self._run_of(job) for name in names for job in self._jobs(name)]
         newest: dict[str, dict[str, Any]] = {}
         for job in self._jobs():
             newest.setdefault(str(job.get("displayName")), job)
         return parallel_map(self._run_of, list(newest.values()), _MAX_PARALLEL)
-
-    def _runs_named(self, names: Collection[str]) -> list[VertexRun]:
-        return [self._run_of(job) for name in names for job in self._jobs(name)]
 
     def _jobs(self, run: str | None = None) -> list[dict[str, Any]]:
         """The jobs of this cluster, or of one run, newest first: those with its labels whose run
@@ -105,23 +115,13 @@ class VertexLauncher(Launcher[VertexRun]):
             if is_made_here(job, bucket) and run in (None, job.get("displayName"))
         ]
 
-    def _open_files(self) -> BucketFiles:
+    def files(self) -> BucketFiles:
         from drillyard.launch.vertex.bucket_files import BucketFiles
 
         return BucketFiles(self.cluster)
 
-    def _free_names(self, names: Collection[str], replace: bool) -> list[VertexRun]:
-        existing = super()._free_names(names, replace)
-        deadline = time.monotonic() + _CANCEL_SECONDS
-        for run in existing:
-            while not is_over(self._service.job(run.job["name"])):
-                if time.monotonic() > deadline:
-                    what = f"{run.status.handle}: the service has not ended {run.job_title} yet"
-                    raise UserError(f"{what}; try again later")
-                time.sleep(_POLL_SECONDS)
-        return existing
-
-    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[VertexRun]) -> None:
+    def execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[VertexRun]) -> None:
+        self._await_end(existing)
         _, create = plan.steps
         assert isinstance(create, Call)
         sent = (*plan.files, new_secret(), secrets_json)
@@ -131,7 +131,17 @@ class VertexLauncher(Launcher[VertexRun]):
         with defer_interrupt(str(plan.handle)):
             self._service.create(create.body)
 
-    def _resubmit(self, run: VertexRun, secrets_json: PlanFile) -> None:
+    def _await_end(self, runs: Sequence[VertexRun]) -> None:
+        """Wait until the service has ended the jobs of runs that were cancelled."""
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        for run in runs:
+            while not is_over(self._service.job(run.job["name"])):
+                if time.monotonic() > deadline:
+                    what = f"{run.status.handle}: the service has not ended {run.job_title} yet"
+                    raise UserError(f"{what}; try again later")
+                time.sleep(_POLL_SECONDS)
+
+    def resubmit(self, run: VertexRun, secrets_json: PlanFile) -> None:
         launch = run.launch_directory
         request = f"{launch}/{REQUEST_FILE}"
         planned = self._files.text(request)
@@ -144,11 +154,11 @@ class VertexLauncher(Launcher[VertexRun]):
             self._files.write(launch, {secrets_json.path: secrets_json.content.encode()})
             self._service.create(json.loads(planned))
 
-    def _may_still_run(self, run: VertexRun) -> bool:
+    def may_still_run(self, run: VertexRun) -> bool:
         # Jobs of earlier submissions.
         return any(not is_over(job) for job in self._jobs(run.status.handle.run))
 
-    def _stop(self, run: VertexRun) -> RunStatus:
+    def stop(self, run: VertexRun) -> RunStatus:
         for job in self._jobs(run.status.handle.run):
             if is_over(job):
                 continue
@@ -162,7 +172,7 @@ class VertexLauncher(Launcher[VertexRun]):
             self._service.cancel(str(job["name"]))
         return self._run_of(self._service.job(str(run.job["name"]))).status
 
-    def _is_over(self, run: VertexRun) -> Callable[[], bool]:
+    def is_over(self, run: VertexRun) -> Callable[[], bool]:
         name = str(run.job["name"])
         return lambda: is_over(self._service.job(name))
 

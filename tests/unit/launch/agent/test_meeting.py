@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from drillyard.host_probe import directory_facts
 from drillyard.launch.agent import meeting
-from drillyard.launch.agent.host_probe import directory_facts
 from drillyard.launch.agent.meeting import follow, lead
 from drillyard.supervise.sockets import free_port
 

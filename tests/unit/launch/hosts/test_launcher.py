@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from drillyard import host_probe
 from drillyard.launch import agent
-from drillyard.launch.agent import host_probe, index
+from drillyard.launch.agent import host_check, index
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.launcher import run_status
 from drillyard.launch.run_status import Handle, RunStatus
@@ -79,7 +80,7 @@ def job_in(directory: Path, platform: str = "ssh") -> Job:
 
 def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    before = host_probe.active_runs()
+    before = host_check.active_runs()
     code = str(Path(agent.__file__).parent)
     words = [sys.executable, code, "run", "--job", f"{job.launch_directory}/job.json", "--quiet"]
     running = subprocess.Popen(words, stderr=subprocess.DEVNULL)
@@ -87,14 +88,14 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
         mine = {"run": "r", "cluster": "c", "launch_directory": job.launch_directory}
         mine |= {"user": os.getuid(), "launched_from": ""}
         deadline = time.monotonic() + 30
-        while mine not in host_probe.active_runs():
+        while mine not in host_check.active_runs():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert mine not in before
     finally:
         running.terminate()
         running.wait()
-    assert mine not in host_probe.active_runs()
+    assert mine not in host_check.active_runs()
 
 
 def seen_status(

@@ -25,9 +25,11 @@ from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard.errors import UserError
 from drillyard.launch import launcher as launcher_module
+from drillyard.launch import run_changes
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import TAKEN
-from drillyard.launch.hosts.launcher import MOST_AT_ONCE, HostsLauncher, ask_all, run_status
+from drillyard.launch.hosts.host_agents import MOST_AT_ONCE, ask_all
+from drillyard.launch.hosts.launcher import HostsLauncher, run_status
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.run_status import Handle
@@ -112,7 +114,7 @@ STARTED = ['agent" place', 'agent" start', 'agent" unlock']
 def test_stages_follow_one_another_and_every_host_gets_its_agent() -> None:
     hosts = Hosts()
     launcher, plan = made(hosts, 3)
-    assert str(launcher.submit(plan)) == "ssh://many/nccl"
+    assert str(run_changes.submit(launcher, plan)) == "ssh://many/nccl"
     assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", *STARTED]
     assert [host for verb, host, _ in hosts.calls if verb == 'agent" start'] == ["n0", "n1", "n2"]
 
@@ -124,7 +126,7 @@ def test_the_secret_and_values_of_the_environment_go_to_the_launch_directory_alo
     hosts = Hosts()
     run = WORKLOAD.replace("workload: {", "workload: {environment: {TOKEN: '${env:TOKEN}'}, ")
     launcher, plan = made(hosts, run=run)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     sent = {verb: stdin for verb, _, stdin in hosts.calls}
     with tarfile.open(fileobj=io.BytesIO(sent['agent" place'])) as tar:
         members = {member.name: member for member in tar.getmembers()}
@@ -146,7 +148,7 @@ def test_a_variable_that_is_not_set_is_reported_before_anything_is_sent(
         hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, ")
     )
     with pytest.raises(UserError, match=r"env:TOKEN.*nothing was sent: export TOKEN="):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.calls == []
 
 
@@ -156,7 +158,7 @@ def test_where_one_host_is_not_well_nothing_is_written_and_the_mark_is_removed()
     with pytest.raises(
         UserError, match=r"nothing was started; 2 hosts were checked:\n  n1: cannot be reached"
     ):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.verbs() == ["list", "check", "rm -f --"]
 
 
@@ -165,7 +167,7 @@ def test_a_host_that_does_not_see_the_mark_stops_the_launch() -> None:
     hosts = Hosts(says={("--nonce", "n1"): blind})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match="n1: /p/runs is not the directory that n0 sees"):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --"]
 
 
@@ -175,7 +177,7 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
     with pytest.raises(
         UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"
     ):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
     assert hosts.verbs()[-2:] == ["forget", 'agent" unlock']
 
@@ -186,7 +188,7 @@ def test_a_launch_that_another_one_has_locked_out_writes_nothing_and_stops_nothi
     with pytest.raises(
         UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"
     ):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.verbs() == [
         "list",
         "check",
@@ -203,7 +205,7 @@ def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(
     unlocked = Result(("ssh",), 0, "", "Welcome!\ndrillyard: no lock on /p/claim: so and so\n")
     hosts = Hosts(says={('agent" place', "n0"): unlocked})
     launcher, plan = made(hosts)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     assert hosts.verbs()[-3:] == STARTED
     assert capsys.readouterr().err == "drillyard: no lock on /p/claim: so and so\n"
 
@@ -233,7 +235,7 @@ def test_agents_of_another_submission_are_reported_and_left_alone(
     hosts = Hosts(says={(verb, host): said})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.verbs()[-1] == 'agent" unlock'
     stopped = [each for each_verb, each, _ in hosts.calls if each_verb == "stop"]
     assert stopped == ([] if verb == 'agent" place' else [{"n0": "n1", "n1": "n0"}[host]])
@@ -283,14 +285,14 @@ def test_a_run_that_goes_on_is_not_started_twice() -> None:
     hosts = Hosts(known=known(RUNNING))
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"is running already, and nothing was submitted"):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert hosts.verbs() == ["list"]
 
 
 def test_replace_stops_it_on_all_hosts_first() -> None:
     hosts = Hosts(known=known(RUNNING))
     launcher, plan = made(hosts)
-    launcher.submit(plan, replace=True)
+    run_changes.submit(launcher, plan, replace=True)
     assert hosts.verbs()[:3] == ["list", "stop", "check"]
 
 
@@ -305,7 +307,7 @@ def test_agents_that_wait_for_a_dead_leader_are_ended_before_the_run_is_started_
         )
     )
     launcher, plan = made(hosts)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     assert hosts.verbs()[:3] == (
         ["list", "stop", "check"] if ends else ["list", "check", "--nonce"]
     )
@@ -325,7 +327,7 @@ def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> N
     launch.mkdir(parents=True)
     for name in ("job.json", "run.yaml", "cluster.yaml"):
         (launch / name).write_text(plan.file(name).content)
-    assert str(launcher.resume("nccl")) == "ssh://many/nccl"
+    assert str(run_changes.resume(launcher, "nccl")) == "ssh://many/nccl"
     assert hosts.verbs()[:3] == ["list", "stop", "check"]
     assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
 
@@ -337,14 +339,14 @@ def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> No
     )
     launcher, _ = made(hosts)
     with pytest.raises(UserError, match=r"is stopped on 1 of 2 hosts;\nn1: cannot be reached"):
-        launcher.cancel("nccl")
+        run_changes.cancel(launcher, "nccl")
     assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
 
 
 def test_cancel_of_a_run_that_is_over_does_nothing() -> None:
     hosts = Hosts(known=known(RUNNING | {"state": "succeeded"}))
     launcher, _ = made(hosts)
-    done = launcher.cancel("nccl")
+    done = run_changes.cancel(launcher, "nccl")
     assert (done.status.state, done.before) == ("succeeded", "succeeded")
     assert hosts.verbs() == ["list"]
 
@@ -366,7 +368,7 @@ def test_cancel_waits_as_long_as_the_job_may_take_to_save(tmp_path: Path) -> Non
     hosts = Hosts(known=known(RUNNING))
     hosts.known[0]["entry"]["launch_directory"] = str(tmp_path / "launch")
     launcher, _ = made(hosts)
-    assert launcher.cancel("nccl").before is None
+    assert run_changes.cancel(launcher, "nccl").before is None
     stops = [command for command in hosts.commands if " stop " in command]
     assert len(stops) == 2
     assert all(
@@ -396,10 +398,10 @@ def test_who_waits_for_a_run_to_end_is_reported_for_how_long(
 def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:
     hosts = Hosts(known=known(None, agent="none"))
     launcher, _ = made(hosts)
-    assert launcher.cancel("nccl").status.state == "cancelled"
+    assert run_changes.cancel(launcher, "nccl").status.state == "cancelled"
     assert hosts.verbs() == ["list", "stop", "forget"]
     hosts.says["forget", "n0"] = Result(("ssh",), 0, "Welcome!\n", "")
-    assert launcher.cancel("nccl").status.state == "cancelled"
+    assert run_changes.cancel(launcher, "nccl").status.state == "cancelled"
 
 
 def test_what_a_login_says_of_its_own_does_not_matter() -> None:
@@ -508,5 +510,5 @@ def test_versions_are_this_packages() -> None:
     with pytest.raises(
         UserError, match=f"has drillyard 1.2.0, and this machine launches with {__version__}"
     ):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert isinstance(launcher, HostsLauncher)

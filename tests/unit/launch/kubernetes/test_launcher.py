@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
-from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
-from drillyard.launch.launcher import Launcher
+from drillyard.launch import run_changes
+from drillyard.launch.kubernetes.found_runs import KubernetesRun
+from drillyard.launch.kubernetes.launcher import KubernetesLauncher
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.programs import Programs, Result
 
@@ -83,7 +85,7 @@ def test_only_the_release_of_this_submission_is_removed_after_a_failure(
     made = launcher(server)
     argv = ("helm", "install", RUN, "chart", "--labels", "drillyard/cluster=c")
     with pytest.raises(UserError):
-        made._install(Handle("kubernetes", "c", RUN), argv, ())
+        made._releases.install(Handle("kubernetes", "c", RUN), argv, ())
     assert server.uninstalled == uninstalled
 
 
@@ -93,7 +95,7 @@ def test_a_run_that_was_replaced_since_it_was_read_is_not_removed(state: State) 
     found = KubernetesRun(RunStatus(HANDLE, state, 1), (), "old")
     made = launcher(server)
     with pytest.raises(UserError):
-        (made._remove if state.over else made._stop)(found)
+        (made.remove if state.over else made.stop)(found)
     assert server.uninstalled == 0
 
 
@@ -103,7 +105,7 @@ def test_a_name_that_is_taken_is_refused_with_a_run_or_release_that_exists(
 ) -> None:
     made = launcher(Server("cannot re-use a name that is still in use", "other", owner))
     with pytest.raises(UserError) as refused:
-        made._install(HANDLE, ("helm", "install", RUN, "chart", "--labels", "l=c"), ())
+        made._releases.install(HANDLE, ("helm", "install", RUN, "chart", "--labels", "l=c"), ())
     said = str(refused.value)
     # Only a run of this cluster config has a handle here.
     assert ("drillyard runs" in said) is (owner == "c")
@@ -130,9 +132,12 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     monkeypatch.chdir(here)
     server = Server("Kubernetes cluster unreachable", None)
     made = launcher(server)
+    # What the cluster is asked before, and its lock, are not the subject.
+    monkeypatch.setattr(made, "check", lambda plan: None)
+    monkeypatch.setattr(made, "submit_lock", lambda handle, seen: nullcontext())
     plan = made.plan(request(cluster("kubernetes", None, **SETTINGS), WORKLOAD))
     with pytest.raises(UserError):
-        Launcher.submit(made, plan)
+        run_changes.submit(made, plan)
     annotations = server.values["annotations"]
     planned = json.loads(plan.file("values.json").content)["annotations"]
     assert annotations == planned | {"drillyard/launched-from": this_directory().as_json()}
@@ -141,13 +146,19 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
     monkeypatch.chdir(elsewhere)
     for replaces in (False, True):
         with pytest.raises(UserError) as refused:
-            Launcher.submit(made, plan, replace=replaces)
+            run_changes.submit(made, plan, replace=replaces)
         assert f"launched from {here}" in str(refused.value)
         assert "--replace" not in str(refused.value)
     done = {"status": {"conditions": [{"type": "Completed", "status": "True"}]}}
-    for change, state in ((made.cancel, {}), (made.resume, done), (made.forget, done)):
+    for change, state in (
+        (run_changes.cancel, {}),
+        (run_changes.resume, done),
+        (run_changes.forget, done),
+    ):
         server.jobsets[0] |= state
         with pytest.raises(UserError, match=re.escape(str(here))):
-            change(RUN, given=NameGiven(this_directory()))
+            change(made, RUN, given=NameGiven(this_directory()))
     assert server.uninstalled == 0
-    assert recorded(annotations["drillyard/launched-from"]) == made._launched_from(made._find(RUN))
+    assert recorded(annotations["drillyard/launched-from"]) == made.launched_from(
+        made.find_one(RUN)
+    )

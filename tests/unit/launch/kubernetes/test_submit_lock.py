@@ -17,6 +17,7 @@ from tests.unit.launch.kubernetes.test_launcher import SETTINGS
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UnreachableError, UserError
+from drillyard.launch import run_changes
 from drillyard.launch.kubernetes import submission_checks
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher
 from drillyard.programs import Programs, Result
@@ -128,7 +129,7 @@ def launch(namespace: Namespace, *, replace: bool = False) -> str:
     """The error of one more launch, or its handle."""
     made = namespace.launcher()
     try:
-        return str(made.submit(made.plan(ASKED), replace=replace))
+        return str(run_changes.submit(made, made.plan(ASKED), replace=replace))
     except UserError as error:
         return str(error)
 
@@ -181,7 +182,7 @@ def test_a_launch_during_another_commands_removal_leaves_one_run(command: str, m
     said: list[str] = []
     namespace.before[moment] = lambda: said.append(launch(namespace))
     try:
-        said.append(str(getattr(namespace.launcher(), command)(RUN)))
+        said.append(str(getattr(run_changes, command)(namespace.launcher(), RUN)))
     except UserError as error:
         said.append(str(error))
     assert sorted(text == HANDLE for text in said) == [False, True]
@@ -192,10 +193,10 @@ def test_a_run_that_was_launched_again_since_it_was_read_is_not_cancelled() -> N
     namespace = Namespace()
     namespace.release["labels"]["status"] = "deployed"  # type: ignore[index]
     made = namespace.launcher()
-    found = made._find(RUN)
+    found = made.find_one(RUN)
     assert launch(namespace, replace=True) == HANDLE
     with pytest.raises(UserError, match="launched again"):
-        made._stop(found)
+        made.stop(found)
     assert namespace.release["labels"]["status"] == "deployed"  # type: ignore[index]
 
 
@@ -203,8 +204,10 @@ def test_of_two_cancels_at_once_both_find_the_run_cancelled() -> None:
     namespace = Namespace(earlier=False)
     assert launch(namespace) == HANDLE
     states = []
-    namespace.before["uninstall"] = lambda: states.append(namespace.launcher().cancel(RUN).status)
-    states.append(namespace.launcher().cancel(RUN).status)
+    namespace.before["uninstall"] = lambda: states.append(
+        run_changes.cancel(namespace.launcher(), RUN).status
+    )
+    states.append(run_changes.cancel(namespace.launcher(), RUN).status)
     assert [each.state.value for each in states] == ["cancelled", "cancelled"]
 
 

@@ -8,7 +8,7 @@ directory has the logs, checkpoints and the agents' state. Both are read on this
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import Field
@@ -92,7 +92,7 @@ class AcmeLauncher(Launcher[AcmeRun]):
             prepared, code="there already", steps=(put,), files=files, fields=fields, script=SCRIPT
         )
 
-    def _runs(self) -> list[AcmeRun]:
+    def find(self, names: Collection[str] | None = None) -> list[AcmeRun]:
         """`acme list` prints a job a line: its name, state, and the path of its script."""
         listed = require_success(
             self.programs.run(["acme", "list"]), "the queue cannot be read"
@@ -108,25 +108,25 @@ class AcmeLauncher(Launcher[AcmeRun]):
             RunStatus(handle, State(state), self.cluster.nodes, run_directory=directory),
         )
 
-    def _open_files(self) -> Files:
+    def files(self) -> Files:
         return open_files(Host(), self.programs)
 
-    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[AcmeRun]) -> None:
+    def execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[AcmeRun]) -> None:
         sent = archive([*plan.files, new_secret(), secrets_json])
         for step in plan.stage(""):
             result = self.programs.run(step.argv, stdin=sent)
             require_success(result, f"{plan.handle}: nothing was submitted")
 
-    def _resubmit(self, run: AcmeRun, secrets_json: PlanFile) -> None:
+    def resubmit(self, run: AcmeRun, secrets_json: PlanFile) -> None:
         argv = ["sh", "-c", UNPACK, run.launch_directory, run.handle.run]
         require_success(
             self.programs.run(argv, stdin=archive([secrets_json])),
             f"{run.handle}: was not queued again",
         )
 
-    def _stop(self, run: AcmeRun) -> RunStatus:
+    def stop(self, run: AcmeRun) -> RunStatus:
         require_success(
             self.programs.run(["acme", "delete", run.handle.run]),
             f"{run.handle}: cannot be deleted",
         )
-        return self._find(run.handle.run).status
+        return self.status(run.handle.run)

@@ -21,6 +21,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.cli.main import main
 from drillyard.errors import UserError
+from drillyard.launch import run_changes
 from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
 from drillyard.launch.slurm.launcher import SlurmLauncher
@@ -123,14 +124,14 @@ def made(controller: Controller, directory: Path) -> tuple[SlurmLauncher, Plan]:
 
 def test_a_run_that_goes_on_is_not_submitted_again(controller: Controller, tmp_path: Path) -> None:
     launcher, plan = made(controller, tmp_path)
-    assert str(launcher.submit(plan)) == "slurm://c/nccl"
+    assert str(run_changes.submit(launcher, plan)) == "slurm://c/nccl"
     listed = [path for path, _ in launcher.artifacts("nccl")]
     assert "launch/job.sbatch" in listed and not [
         path for path in listed if "secret" in path or "index" in path
     ]
     with pytest.raises(UserError, match=r"is queued already \(job 1\)"):
-        launcher.submit(plan)
-    launcher.submit(plan, replace=True)
+        run_changes.submit(launcher, plan)
+    run_changes.submit(launcher, plan, replace=True)
     assert controller.jobs == {"1": "CANCELLED", "2": "PENDING"}
     (entry,) = controller.listed()
     assert entry["entry"].items() >= {"job_id": "2", "run": "nccl", "nodes": 2}.items()  # type: ignore[attr-defined]
@@ -145,12 +146,12 @@ def test_a_launch_before_which_another_one_submitted_changes_nothing(
     written = []
 
     def launch(launcher: SlurmLauncher) -> None:
-        launcher.resume("nccl") if how == "resume" else launcher.submit(
-            plan, replace=how == "replace"
+        run_changes.resume(launcher, "nccl") if how == "resume" else run_changes.submit(
+            launcher, plan, replace=how == "replace"
         )
 
     if how == "resume":
-        second.submit(plan)
+        run_changes.submit(second, plan)
         controller.jobs["1"] = "FAILED"
     before = len(controller.jobs)
 
@@ -175,7 +176,7 @@ def test_a_head_host_without_locks_submits_and_says_so(
         submit.fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     )
     launcher, plan = made(controller, tmp_path)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     assert (
         list(controller.jobs) == ["1"]
         and capsys.readouterr().err.count("drillyard: no lock on ") == 1
@@ -190,10 +191,10 @@ def test_what_sbatch_refuses_is_reported_and_can_be_launched_again(
     with pytest.raises(
         UserError, match=r"(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"
     ):
-        launcher.submit(plan)
+        run_changes.submit(launcher, plan)
     assert controller.jobs == {} and controller.listed() == []
     controller.refusal = ""
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     assert list(controller.jobs) == ["1"]
 
 
@@ -204,12 +205,12 @@ def test_a_sweep_is_refused_where_one_of_its_runs_was_submitted_meanwhile(
     asked = [request(setting, WORKLOAD.replace("nccl", name)) for name in ("one", "two")]
     sweep, single = (SlurmLauncher(asked[0].cluster, controller) for _ in range(2))
     plans = sweep.plan_sweep(asked)
-    controller.before["submit"] = lambda: single.submit(single.plan(asked[1]))
+    controller.before["submit"] = lambda: run_changes.submit(single, single.plan(asked[1]))
     with pytest.raises(UserError, match="is being launched by another"):
-        sweep.submit(plans[0])
+        run_changes.submit(sweep, plans[0])
     assert len(controller.jobs) == 1 and not (tmp_path / "runs" / "one").exists()
     controller.jobs["1"] = "FAILED"
-    sweep.submit(plans[0])
+    run_changes.submit(sweep, plans[0])
     assert sorted(entry["entry"]["job_id"] for entry in controller.listed()) == ["2_0", "2_1"]  # type: ignore[index]
     launches = [tmp_path / "runs" / name / "launch" for name in ("one", "two")]
     assert {(launch / "secret").read_text() for launch in launches} == {
@@ -223,7 +224,7 @@ def test_a_sweep_is_refused_where_one_of_its_runs_was_submitted_meanwhile(
 def running(controller: Controller, directory: Path, stop_seconds: float) -> SlurmLauncher:
     """The launcher of a run whose agents have met."""
     launcher, plan = made(controller, directory)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     launch = Path(plan.launch_directory)
     job = json.loads((launch / "job.json").read_text())
     (launch / "job.json").write_text(json.dumps(job | {"stop_seconds": stop_seconds}))
@@ -242,10 +243,10 @@ def test_a_cancelled_run_ends_by_itself_so_that_no_killwait_cuts_its_saving(
     controller: Controller, tmp_path: Path
 ) -> None:
     launcher = running(controller, tmp_path, 1000.0)
-    done = launcher.cancel("nccl")
+    done = run_changes.cancel(launcher, "nccl")
     assert (done.status.state, done.before) == ("cancelled", None)
     assert scancels(controller) == ["scancel --signal=TERM 1"]
-    again = launcher.cancel("nccl")
+    again = run_changes.cancel(launcher, "nccl")
     assert (again.status.state, again.before) == ("cancelled", "cancelled")
 
 
@@ -254,15 +255,15 @@ def test_a_run_that_does_not_end_in_its_time_is_ended_by_slurm(
 ) -> None:
     monkeypatch.setattr("drillyard.launch.slurm.launcher.AFTER_STOP_SECONDS", 0.0)
     controller.agents_end = False
-    done = running(controller, tmp_path, 0.0).cancel("nccl")
+    done = run_changes.cancel(running(controller, tmp_path, 0.0), "nccl")
     assert done.status.state == "cancelled"
     assert scancels(controller) == ["scancel --signal=TERM 1", "scancel 1"]
 
 
 def test_a_job_that_waits_is_cancelled_at_once(controller: Controller, tmp_path: Path) -> None:
     launcher, plan = made(controller, tmp_path)
-    launcher.submit(plan)
-    assert launcher.cancel("nccl").status.state == "cancelled"
+    run_changes.submit(launcher, plan)
+    assert run_changes.cancel(launcher, "nccl").status.state == "cancelled"
     assert scancels(controller) == ["scancel 1"]
 
 
@@ -271,15 +272,15 @@ def test_a_job_that_was_given_the_id_of_the_index_again_is_left_alone(
     controller: Controller, tmp_path: Path, replaces: bool
 ) -> None:
     launcher, plan = made(controller, tmp_path)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     # The controller was reset, and counts from 1.
     controller.others.add("1")
     controller.jobs["1"] = "RUNNING"
     assert launcher.status("nccl").state == "failed"
     if replaces:
-        launcher.submit(plan, replace=True)
+        run_changes.submit(launcher, plan, replace=True)
     else:
-        launcher.cancel("nccl")
+        run_changes.cancel(launcher, "nccl")
     assert scancels(controller) == [] and controller.jobs["1"] == "RUNNING"
 
 
@@ -295,11 +296,11 @@ def test_a_bare_name_means_the_run_of_this_directory_and_a_handle_every_run(
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "a")
     launcher, plan = made(controller, tmp_path)
-    launcher.submit(plan)
+    run_changes.submit(launcher, plan)
     monkeypatch.chdir(tmp_path / "b")
     for replaces in (False, True):
         with pytest.raises(UserError, match=f"launched from {tmp_path}/a"):
-            launcher.submit(plan, replace=replaces)
+            run_changes.submit(launcher, plan, replace=replaces)
     if command == "resume":
         controller.jobs["1"] = "FAILED"
     before = dict(controller.jobs)

@@ -4,11 +4,14 @@ it."""
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.api_core import exceptions
 from tests.module_time import set_time
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
@@ -26,12 +29,34 @@ class Blob:
         self._objects = objects
         self.name = name
         self.size = len(objects.get(name, b""))
+        self.generation = 0
+        self.time_created = datetime(2026, 1, 1, tzinfo=UTC)
 
     def download_as_bytes(self, start: int = 0, end: int | None = None, **_: Any) -> bytes:
         return self._objects[self.name][start : None if end is None else end + 1]
 
-    def upload_from_string(self, content: bytes, **_: Any) -> None:
+    def upload_from_string(
+        self, content: bytes, if_generation_match: int | None = None, **_: Any
+    ) -> None:
+        self._require(if_generation_match)
         self._objects[self.name] = content
+        self.reload()
+
+    def reload(self, **_: Any) -> None:
+        if self.name not in self._objects:
+            raise exceptions.NotFound("no such object")  # type: ignore[no-untyped-call]
+        self.generation = zlib.crc32(self._objects[self.name]) or 1
+
+    def delete(self, if_generation_match: int | None = None, **_: Any) -> None:
+        self._require(if_generation_match)
+        del self._objects[self.name]
+
+    def _require(self, generation: int | None) -> None:
+        there = Blob(self._objects, self.name)
+        if there.name in self._objects:
+            there.reload()
+        if generation is not None and generation != there.generation:
+            raise exceptions.PreconditionFailed("another one")  # type: ignore[no-untyped-call]
 
 
 class FakeBucket:
@@ -110,6 +135,30 @@ def test_directories_become_objects_for_mounts_that_know_no_others(
         "runs/a/launch/job.json",
     ]
     assert files.tree(LAUNCH) == [("agent/cli.py", 4), ("job.json", 2)]
+
+
+def test_an_object_is_created_by_one_and_removed_as_that_one(
+    bucket: FakeBucket, files: BucketFiles
+) -> None:
+    first = files.create(f"{LAUNCH}/lock", b"first")
+    assert first is not None and files.create(f"{LAUNCH}/lock", b"second") is None
+    there = files.stored(f"{LAUNCH}/lock")
+    assert there is not None and (there.content, there.generation) == (b"first", first)
+    bucket.objects["runs/a/launch/lock"] = b"second"
+    files.remove(f"{LAUNCH}/lock", first)
+    assert list(bucket.objects) == ["runs/a/launch/lock"]
+    second = files.stored(f"{LAUNCH}/lock")
+    assert second is not None
+    files.remove(f"{LAUNCH}/lock", second.generation)
+    assert bucket.objects == {} and files.stored(f"{LAUNCH}/lock") is None
+
+
+def test_an_object_is_its_creators_although_the_answer_was_lost(
+    bucket: FakeBucket, files: BucketFiles
+) -> None:
+    """Google's client sends the request again, and the bucket says that there is one."""
+    bucket.objects["runs/a/launch/lock"] = b"first"
+    assert files.create(f"{LAUNCH}/lock", b"first") is not None
 
 
 def test_a_patient_reader_waits_for_a_bucket_that_has_answered(

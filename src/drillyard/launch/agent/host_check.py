@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import socket
-import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drillyard.host_tools import gpu_models, num_gpus, run_tool
+from drillyard.host_probe import directory_facts, drillyard_facts, image_facts
+from drillyard.host_tools import gpu_models, num_gpus
 from drillyard.supervise.sockets import can_bind
 
 from .job import LAUNCHED_FROM, read_job
@@ -86,99 +84,12 @@ def meeting_facts(words: Sequence[str], as_leader: bool) -> dict[str, Any]:
     return follow(names.split(","), int(port), secret.encode())
 
 
-def directory_facts(
-    directory: Path, nonce: str | None, write_nonce: str | None, base: Path | None = None
-) -> dict[str, Any]:
-    """Check whether a directory can be written, and whether other hosts share it. It is created if
-    it is missing; with `base`, which must be there, that takes its place and nothing is created.
-
-    `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for
-    ten seconds, since network file systems may show it late.
-    """
-    if base is not None and not directory.is_dir():
-        directory = base
-    facts: dict[str, Any] = {
-        "path": str(directory),
-        "writable": False,
-        "error": None,
-        "seen": None,
-        "free_bytes": None,
-    }
-    try:
-        if base is None:
-            directory.mkdir(parents=True, exist_ok=True)
-        elif not directory.is_dir():
-            return {**facts, "error": "is not there"}
-        probe = directory / f".drillyard-probe-{socket.gethostname()}-{os.getpid()}"
-        probe.write_text("probe\n", encoding="ascii")
-        probe.unlink()
-        facts["writable"] = True
-        facts["free_bytes"] = shutil.disk_usage(directory).free
-        if write_nonce is not None:
-            (directory / f".drillyard-{write_nonce}").write_text(write_nonce, encoding="ascii")
-    except OSError as error:
-        facts["error"] = f"{error.filename or directory}: {error.strerror}"
-    if nonce is not None:
-        facts["seen"] = _appears(directory, f".drillyard-{nonce}")
-    return facts
-
-
-def _appears(directory: Path, name: str) -> bool:
-    deadline = time.monotonic() + 10.0
-    while True:
-        # Listing makes an NFS client ask its server; a stat may be answered from its cache.
-        with contextlib.suppress(OSError):
-            if name in os.listdir(directory):
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-
-
-def drillyard_facts(python: str) -> dict[str, Any]:
-    try:
-        ran = subprocess.run(
-            [python, "-m", "drillyard", "--version"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"python": python, "version": None, "error": str(error)}
-    words = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
-    if ran.returncode != 0:
-        return {
-            "python": python,
-            "version": None,
-            "error": words[-1] if words else f"exit code {ran.returncode}",
-        }
-    return {"python": python, "version": words[-1] if words else "", "error": None}
-
-
 def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
     return [
         {"node": announced["node"], "submission": announced["submission"], "pid": process.pid}
         for announced, process in agents_here(launch_directory)
         if process.alive
     ]
-
-
-def image_facts(image: str) -> dict[str, Any]:
-    """Find the container runtime of this host, and the id of an image; null where it has yet to be
-    pulled."""
-    runtime = shutil.which("docker") or shutil.which("podman")
-    if runtime is None:
-        return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
-    if run_tool([runtime, "version"], 60.0)["error"]:
-        return {
-            "runtime": runtime,
-            "id": None,
-            "error": f"{runtime} version: fails; does its service run?",
-        }
-    found = run_tool([runtime, "image", "inspect", "--format", "{{.Id}}", image], 60.0)
-    known = None if found["error"] else found["text"].strip()
-    return {"runtime": runtime, "id": known, "error": None}
 
 
 def active_runs() -> list[dict[str, Any]]:
