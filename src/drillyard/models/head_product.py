@@ -1,0 +1,81 @@
+"""The head's product over the chunks of the loss, whose weight's gradient is summed by the products
+themselves.
+
+Where gradients are wider than weights, autograd writes the product of each chunk in bf16 (2 bytes
+per weight), widens it (6) and adds it to the sum (12): 20 bytes per weight and chunk after the
+first. On a GPU each product adds to the sum in fp32 here: 8 bytes, no memory beside the sum, and no
+chunk's part is rounded. Elsewhere a part in bf16 is added as it is, in 12 bytes. Where weight and
+gradient have one precision the product adds to the sum on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+SUMS_WIDE = "dtype_out" in torch.ops.aten.addmm.overloads()
+"""Whether a product of bf16 can add to fp32 on CUDA. Older releases of torch lack the operator."""
+
+
+class SummedGradient:
+    """A linear head [V, H] as a function of rows, and the gradient of its weight, summed over all
+    backward passes in the precision in which autograd takes it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        # Wider than the weight where that was asked for (whole_weights.py; FSDP2 from torch 2.15
+        # on).
+        self.dtype: torch.dtype = getattr(weight, "grad_dtype", None) or weight.dtype
+        self.total: torch.Tensor | None = None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows [..., H] to logits [..., V]."""
+        logits: torch.Tensor = _SummingProduct.apply(hidden, self)
+        return logits
+
+    def add(self, of_logits_CV: torch.Tensor, hidden_CH: torch.Tensor) -> None:
+        """Add the product of a chunk's gradient with its rows."""
+        is_first = self.total is None
+        if self.total is None:
+            self.total = torch.empty_like(self.weight, dtype=self.dtype)
+        beta = 0 if is_first else 1  # with 0 what is there is not read
+        of_logits_VC = of_logits_CV.t()
+        if self.dtype == of_logits_CV.dtype:
+            self.total.addmm_(of_logits_VC, hidden_CH, beta=beta)
+        elif self.total.is_cuda and SUMS_WIDE:
+            torch.ops.aten.addmm.dtype_out(
+                self.total, of_logits_VC, hidden_CH, self.dtype, beta=beta, out=self.total
+            )
+        elif is_first:
+            self.total.copy_(of_logits_VC @ hidden_CH)
+        else:
+            self.total += of_logits_VC @ hidden_CH
+
+
+def summed_gradient(model: PreTrainedModel) -> SummedGradient | None:
+    """For the head of `model`; None for one that is not trained, or not a product alone."""
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear and head.bias is None and head.weight.requires_grad:
+        return SummedGradient(head.weight)
+    return None
+
+
+class _SummingProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, head: SummedGradient) -> torch.Tensor:
+        ctx.save_for_backward(hidden)
+        ctx.head = head
+        return F.linear(hidden, head.weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logits: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (hidden,) = ctx.saved_tensors
+        head: SummedGradient = ctx.head
+        head.add(of_logits.flatten(0, -2), hidden.flatten(0, -2))
+        return of_logits @ head.weight, None
