@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from setups import Setting
 
-from drillyard.models.head_product import SUMS_WIDE, SummedGradient
+from drillyard.models.head_product import SummedGradient, adds_to_fp32
 
 LARGEST_ERROR = {torch.float32: 2**-8, torch.bfloat16: 2**-6}
 """Of the largest gradient, where each chunk's part is rounded to bf16 and summed in fp32, in
@@ -19,7 +19,7 @@ LARGEST_UNROUNDED_ERROR = 1e-4
 def against_fp64(setting: Setting) -> dict[str, Any]:
     """Chunks of odd sizes, one of which carries no loss, in bf16 with sums in fp32 and in bf16."""
     vocabulary, hidden_size = (53, 19) if setting.tiny else (32001, 1031)
-    adds_wide = setting.device == "cuda" and SUMS_WIDE
+    adds_wide = adds_to_fp32(torch.device(setting.device))
     found: dict[str, Any] = {"products_add_to_fp32": adds_wide}
     for dtype, limit in LARGEST_ERROR.items():
         generator = torch.Generator(setting.device).manual_seed(0)

@@ -10,6 +10,7 @@ gradient have one precision the product adds to the sum on every device.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,8 +19,24 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-SUMS_WIDE = "dtype_out" in torch.ops.aten.addmm.overloads()
-"""Whether a product of bf16 can add to fp32 on CUDA. Older releases of torch lack the operator."""
+
+@functools.cache
+def adds_to_fp32(device: torch.device) -> bool:
+    """Whether a product of bf16 can add to fp32 on `device`, found by one: only CUDA has it, and
+    releases of torch differ in the sums that they accept. Waits for the device, once."""
+    if device.type != "cuda":
+        return False
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    total = torch.ones(16, 16, dtype=torch.float32, device=device)
+    try:
+        _add_to_fp32(total, ones, ones, beta=1)
+    except (AttributeError, RuntimeError):
+        return False
+    return bool((total == 17).all())
+
+
+def _add_to_fp32(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: int) -> None:
+    torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, beta=beta, out=total)
 
 
 class SummedGradient:
@@ -47,10 +64,8 @@ class SummedGradient:
         of_logits_VC = of_logits_CV.t()
         if self.dtype == of_logits_CV.dtype:
             self.total.addmm_(of_logits_VC, hidden_CH, beta=beta)
-        elif self.total.is_cuda and SUMS_WIDE:
-            torch.ops.aten.addmm.dtype_out(
-                self.total, of_logits_VC, hidden_CH, self.dtype, beta=beta, out=self.total
-            )
+        elif self.dtype == torch.float32 and adds_to_fp32(self.total.device):
+            _add_to_fp32(self.total, of_logits_VC, hidden_CH, beta=beta)
         elif is_first:
             self.total.copy_(of_logits_VC @ hidden_CH)
         else:
