@@ -271,7 +271,7 @@ def head_logits(
     """
     stand_in: Any = object.__new__(type(model))
     stand_in.__dict__.update(vars(model))
-    modules = {**model._modules, model.base_model_prefix: _GivenRows()}
+    modules: dict[str, Any] = {**model._modules, model.base_model_prefix: _GivenRows()}
     if head is not None:
         own = model.get_output_embeddings()
         modules |= {name: head for name, module in modules.items() if module is own}
