@@ -48,8 +48,9 @@ TRANSFORMERS_NAMES = {
 # computes alike.
 KERNEL_GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
-# Fewer entries than this are padded up to it, so that most micro-batches have offsets of one shape.
-SMALLEST_OFFSETS = 64
+# Fewer entries than this are padded up to it, so that offsets have few shapes. Each entry more is
+# an empty document, for which kernels start blocks that find nothing to do.
+SMALLEST_OFFSETS = 8
 
 
 def resolve_attention(

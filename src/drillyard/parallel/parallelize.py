@@ -10,6 +10,7 @@
 
 Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the
 valid tokens of the whole global batch. gloo has no pre-multiplied sum, hence the forced plain SUM.
+One rank alone sums nothing: a factor would make torch 2.11 divide by 1 into a copy.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def parallelize_model(
         shard(block, reshard_after_forward=not keep_unsharded)
     shard(root, reshard_after_forward=False)
     for module in fsdp_modules(root):
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+        if ranks.world_size > 1:
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
         vars(module)["gather_each"] = _gather_each
         register_fsdp_forward_method(cast(nn.Module, module), "gather_each")
     register_fsdp_forward_method(root, "next_logits")

@@ -7,8 +7,8 @@ precision (frozen ones, all of fp32 and fp64 runs) are used as they are.
 
 Bytes moved per trained parameter and step under bf16: 6 to write the copy (4 read, 2 written) and 6
 to widen the gradient (2 read, 4 written), 18 for each further micro-batch (widen, then add). FSDP2
-among one rank moves 10 per gather and 14 (torch 2.15) to 22 (2.11) per reduction. Sums that meet in
-one gradient (chunks of the loss, tied weights) are wide, as with FSDP2 from torch 2.15 on.
+among one rank moves 10 per gather and 14 per reduction. Sums that meet in one gradient (chunks of
+the loss, tied weights) are wide, as with FSDP2 from torch 2.15 on.
 
 Between steps the modules hold the masters, so that loading, saving and exporting see what they see
 of any other model.
