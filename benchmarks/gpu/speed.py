@@ -85,7 +85,8 @@ def ours(
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
     among the one rank, as where weights do not fit whole.
     `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`;
-    with `fp8_scaling` the products are done in fp8. `without`: a technique of TECHNIQUES that is left out."""
+    with `fp8_scaling` the products are done in fp8. `without`: a technique of
+    TECHNIQUES that is left out."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
