@@ -31,6 +31,7 @@ from drillyard.cli.process_exit import (
     is_rank,
     missing_extra,
 )
+from drillyard.cli.torch_import import hide_warnings_of_imports
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
 from drillyard.deprecation import RENAMED_FLAGS, RenamedWarning, rename_flags
 from drillyard.errors import UserError
@@ -223,6 +224,7 @@ _python_format = warnings.formatwarning
 def main(arguments: list[str] | None = None) -> None:
     """Run `drillyard` with `arguments` (default: the process's) and exit with its code."""
     warnings.formatwarning = _format_warning
+    hide_warnings_of_imports()
     code: str | int | None = 0
     unexpected: Exception | None = None
     try:

@@ -14,11 +14,7 @@ def import_without_collection(module: str) -> None:
 
     What was imported stays, so later collections leave it out: a full one took a third of a second
     for it.
-
-    transformers imports torchao where it is installed, and torch 2.15 warns of how torchao 0.18
-    registers its enumerations: nothing that a user could change, so it is not shown.
     """
-    logging.getLogger("torch.utils._pytree").addFilter(_is_for_the_user)
     gc.disable()
     try:
         importlib.import_module(module)
@@ -28,6 +24,12 @@ def import_without_collection(module: str) -> None:
         atexit.register(gc.unfreeze)
     finally:
         gc.enable()
+
+
+def hide_warnings_of_imports() -> None:
+    """Hide what a user cannot change: transformers imports torchao where it is installed, and torch
+    2.15 warns of how torchao 0.18 registers its enumerations."""
+    logging.getLogger("torch.utils._pytree").addFilter(_is_for_the_user)
 
 
 def _is_for_the_user(record: logging.LogRecord) -> bool:
