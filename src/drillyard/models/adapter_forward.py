@@ -105,5 +105,6 @@ class _SharedProduct:
         if x is not self.input:
             together = F.linear(x, torch.cat([_scaled_down(layer) for layer in self.layers]))
             self.input = x
-            self.lows = together.split([layer.r[ADAPTER] for layer in self.layers], dim=-1)
+            ranks = [layer.r[ADAPTER] for layer in self.layers]
+            self.lows = torch.split(together, ranks, dim=-1)
         return _with_update(self.layers[number], result, self.lows[number])

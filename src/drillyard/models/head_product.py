@@ -11,7 +11,7 @@ gradient have one precision the product adds to the sum on every device.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -74,10 +74,9 @@ class SummedGradient:
 
 def summed_gradient(model: PreTrainedModel) -> SummedGradient | None:
     """For the head of `model`; None for one that is not trained, or not a product alone."""
-    head = model.get_output_embeddings()
-    if type(head) is nn.Linear and head.bias is None and head.weight.requires_grad:
-        return SummedGradient(head.weight)
-    return None
+    head: Any = cast(Any, model).get_output_embeddings()
+    is_product = type(head) is nn.Linear and getattr(head, "bias", None) is None
+    return SummedGradient(head.weight) if is_product and head.weight.requires_grad else None
 
 
 class _SummingProduct(torch.autograd.Function):

@@ -23,7 +23,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -273,7 +273,7 @@ def head_logits(
     stand_in.__dict__.update(vars(model))
     modules: dict[str, Any] = {**model._modules, model.base_model_prefix: _GivenRows()}
     if head is not None:
-        own = model.get_output_embeddings()
+        own = cast(Any, model).get_output_embeddings()
         modules |= {name: head for name, module in modules.items() if module is own}
     stand_in.__dict__["_modules"] = modules
     output = type(model).forward(
