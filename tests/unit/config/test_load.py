@@ -173,7 +173,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(refuse: Refuse
         [
             "run.yaml:4: model.init: ... 'randon' ... 'pretrained' ... 'random' ... 'random'",
             "run.yaml:11: training.stps: ... 'steps'",
-            "run.yaml:12: training.precision: ... 'fp16' ... 'bf16', 'fp32' ... 'fp64'",
+            "run.yaml:12: training.precision: ... 'fp16' ... 'bf16', 'fp8' ... 'fp64'",
         ],
     )
 

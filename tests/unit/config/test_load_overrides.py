@@ -94,7 +94,7 @@ def test_entries_of_a_list_are_set_by_position_and_later_overrides_win(load: Loa
         ("training.stps=3", "training.stps: ... 'steps'"),
         ("trainin.steps=3", "trainin: ... 'training'"),
         ("training.steps='3'", "training.steps: ... '3' ... > 0 ... null"),
-        ("training.precision=fp23", "training.precision: ... 'fp23' ... 'bf16', 'fp32' ... 'fp64'"),
+        ("training.precision=fp23", "training.precision: ... 'fp23' ... 'bf16', 'fp8' ... 'fp64'"),
         ("name.x=1", "name.x: name ... 'small' ... name"),
         (
             "training.optimizer.betas={a: 1, a: 2}",
