@@ -16,6 +16,8 @@ from tests.distributed.training_case import (
     write_documents,
 )
 
+from drillyard.training.numerics import numerics
+
 STEPS, SAVED = 8, 4
 LONG = 200
 
@@ -29,6 +31,9 @@ def run(directory: str, precision: str, scaling: str | None, resumed: bool) -> n
     )
     trainer, model = build(config, filled=not resumed)
     assert model.left_in_bf16 == []
+    assert ("torchao" in numerics(config, trainer.ranks, model)["conditions"]) == (
+        precision == "fp8"
+    )
     folder = f"{directory}/checkpoints-{scaling}"
     if resumed:
         assert resume_from(trainer, folder) == SAVED

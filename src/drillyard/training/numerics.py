@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from importlib import metadata
 from typing import Any, Final
 
 import torch
@@ -58,6 +59,12 @@ def numerics(config: RunConfig, ranks: Ranks, model: ShardedModel) -> dict[str, 
         "conditions": {
             "numerics revision": NUMERICS_REVISION,
             **versions(),
+            # It makes the casts of fp8.
+            **(
+                {"torchao": metadata.version("torchao")}
+                if config.training.precision == "fp8"
+                else {}
+            ),
             "hardware": hardware_name(ranks.device),
             "ranks per node": ranks.local_world_size,
             "kept unsharded": model.small,

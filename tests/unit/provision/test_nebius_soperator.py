@@ -195,6 +195,12 @@ def test_the_script_carries_the_recipe_out_and_writes_the_file_for_launch(tmp_pa
     section = made.section.model_dump()
     assert section["login_host"] == "root@198.51.100.7" and section["partition"] == "main"
     assert section["gres"] == "gpu:nvidia_h100_80gb_hbm3:8"
+    # Without an address there is no file for launch.
+    (programs / "terraform").write_text("#!/bin/sh\n")
+    (out / "team-slurm.yaml").unlink()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "has no address yet" in done.stderr
+    assert not (out / "team-slurm.yaml").exists()
     # A new plan of the directory is written over it, and the checkout stays.
     write_cluster_plan(plan(tmp_path, soperator(nodes=4)), (), out, overwrite=True)
     assert (out / "recipe").is_dir()

@@ -3,7 +3,7 @@ controllers, one of GPU nodes that a GPU cluster joins, and NVIDIA's device plug
 
 Names and limits are those of https://github.com/nebius/api/tree/main/nebius/mk8s/v1. The boot image
 of GPU nodes has NVIDIA's driver, so the cluster needs no GPU operator; the device plugin is Nebius'
-own application (https://github.com/nebius/nebius-solution-library, modules/device-plugin).
+own application (https://github.com/nebius/nebius-solutions-library, modules/device-plugin).
 """
 
 from __future__ import annotations

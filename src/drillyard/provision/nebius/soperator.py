@@ -44,7 +44,11 @@ export NEBIUS_TENANT_ID NEBIUS_PROJECT_ID={project} NEBIUS_REGION={region}
 # Nebius' recipe, and an installation of it with the settings of this cluster.
 [ -d recipe ] || git clone --depth 1 --branch soperator-{version} {recipe} recipe
 installation=recipe/soperator/installations/{name}
-[ -d "$installation" ] || cp -r recipe/soperator/installations/example "$installation"
+if [ ! -d "$installation" ]; then
+    rm -rf "$installation.new" # of a copy that was interrupted
+    cp -r recipe/soperator/installations/example "$installation.new"
+    mv "$installation.new" "$installation"
+fi
 cp {variables} "$installation"
 
 # Everything in the cloud; Terraform shows it and asks. Login, key and bucket of its state: .envrc.
@@ -57,6 +61,10 @@ terraform init
 terraform apply
 address=$(terraform state show module.login_script.terraform_data.lb_service_ip |
     grep input | grep -oE '[0-9]+\\.[0-9]+\\.[0-9]+\\.[0-9]+' | head -n 1)
+if [ -z "$address" ]; then
+    echo "error: the login node has no address yet: run this again when it has one" >&2
+    exit 1
+fi
 
 # The config for `drillyard launch`. One that differs is kept under another name.
 cd "$here"
