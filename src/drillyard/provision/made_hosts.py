@@ -33,6 +33,18 @@ _OF_GOOGLE, _OF_NEBIUS = "google_compute_instance", "nebius_compute_v1_instance"
 HOST_KINDS = (_OF_GOOGLE, _OF_NEBIUS)
 _MADE_BY = "# Made by `drillyard cluster up`"
 CONFIG, KNOWN_HOSTS = "config", "known_hosts"
+TAKE_NEW_FILE = """\
+# One that differs is kept under another name: it may have been edited.
+if [ -e {file} ] && ! cmp -s {file} {file}.new; then
+    kept={file}.$(date +%Y%m%dT%H%M%S)
+    mv {file} "$kept"
+    echo "{file} was replaced; the earlier one is $kept"
+fi
+mv {file}.new {file}
+echo 'drillyard launch RUN.YAML --cluster {file}'
+"""
+"""Shell of the scripts of plans: put the config for `launch`, written as FILE.new, into its
+place."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.kubeconfig_context import context_name
+from drillyard.provision.made_hosts import TAKE_NEW_FILE
 from drillyard.provision.nebius.instances import FILESYSTEM_KIND
 from drillyard.provision.nebius.kubernetes_plan import CLUSTER_OUTPUT
 from drillyard.provision.nebius.nebius_plan import LAUNCH_OUTPUT
@@ -41,15 +42,7 @@ terraform apply
 _OF_HOSTS = """\
 
 # The config for `drillyard launch`, with the addresses of the hosts.
-# One that differs is kept under another name: it may have been edited.
 terraform output -raw {output} >{file}.new
-if [ -e {file} ] && ! cmp -s {file} {file}.new; then
-    kept={file}.$(date +%Y%m%dT%H%M%S)
-    mv {file} "$kept"
-    echo "{file} was replaced; the earlier one is $kept"
-fi
-mv {file}.new {file}
-echo 'drillyard launch RUN.YAML --cluster {file}'
 """
 _OF_KUBERNETES = """\
 
@@ -129,7 +122,9 @@ def script(plan: ClusterPlan, made_by: str, installs: Sequence[str]) -> str:
         create=shlex.join(["nebius", "storage", "bucket", "create", *place, *kept]),
     )
     if not plan.has_kubernetes:
-        return text + _OF_HOSTS.format(output=LAUNCH_OUTPUT, file=launch_file(plan))
+        return text + (_OF_HOSTS + TAKE_NEW_FILE).format(
+            output=LAUNCH_OUTPUT, file=launch_file(plan)
+        )
     return text + _OF_KUBERNETES.format(
         output=CLUSTER_OUTPUT,
         context=context_name(plan),

@@ -18,6 +18,7 @@ from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.provision.cluster_plan import MADE_BY, ClusterPlan, ForeignRecipe, PriceLine
+from drillyard.provision.made_hosts import TAKE_NEW_FILE
 from drillyard.provision.nebius.instances import fabric_of
 from drillyard.provision.nebius.nebius_settings import NebiusSettings
 from drillyard.provision.nebius.soperator_rules import VERSION
@@ -66,16 +67,9 @@ if [ -z "$address" ]; then
     exit 1
 fi
 
-# The config for `drillyard launch`. One that differs is kept under another name.
+# The config for `drillyard launch`.
 cd "$here"
 sed "s/{address}/$address/" {template} >{file}.new
-if [ -e {file} ] && ! cmp -s {file} {file}.new; then
-    kept={file}.$(date +%Y%m%dT%H%M%S)
-    mv {file} "$kept"
-    echo "{file} was replaced; the earlier one is $kept"
-fi
-mv {file}.new {file}
-echo 'drillyard launch RUN.YAML --cluster {file}'
 """  # noqa: E501
 _README = """\
 # Slurm cluster {name}
@@ -242,5 +236,5 @@ def _files(settings: NebiusSettings, launch: dict[str, Any]) -> dict[str, tuple[
         VARIABLES: (json.dumps(variables(settings), indent=2) + "\n", 0o644),
         TEMPLATE: (yaml_text(launch, width=100), 0o644),
         "README.md": (_README.format(**words), 0o644),
-        "apply.sh": (_SCRIPT.format(**words), 0o755),
+        "apply.sh": ((_SCRIPT + TAKE_NEW_FILE).format(**words), 0o755),
     }
