@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from drillyard.estimation.memory.fsdp import REWRITTEN_IN
 from drillyard.estimation.setup import installed_torch
 from drillyard.parallel.whole_weights import WholeWeights
+from drillyard.training import optimizer
 from drillyard.training.trainer import StepWindow, Trainer
 
 MODEL = llama(num_attention_heads=8, num_key_value_heads=8, hidden_size=256, vocab_size=1024)
@@ -141,6 +142,29 @@ def test_one_rank_that_holds_its_weights_gathers_and_reduces_nothing(
     assert found["write"] == cast * elements(trainer)
     # The head's gradient is widened in each of the loss's four chunks, with FSDP2 too.
     assert found["widen"] == cast * accumulation * (elements(trainer) - head + 4 * head)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_optimizer_of_gpus_clips_updates_and_copies_in_one_pass(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """36 bytes a parameter (clip 8, update 28) and 6 for a copy become 28 and 2."""
+    adamw_kernel = pytest.importorskip("drillyard.training.adamw_kernel")
+    updated: list[int] = []
+
+    def update(
+        weight: Any, gradient: Any, moments: Any, copy: Any, scalars: Any, constants: Any
+    ) -> None:
+        read = size_of(weight, gradient, *moments)
+        updated.append(read + size_of(weight, *moments, *([] if copy is None else [copy])))
+
+    monkeypatch.setattr(optimizer, "_fits_one_pass", lambda *_: True)
+    monkeypatch.setattr(adamw_kernel, "_update", update)
+    found, trainer = counted(Case(MODEL, shard=1, keeps_unsharded=True, precision=precision))
+    assert found["gather"] == found["reduce"] == found["write"] == 0
+    every_step = updated[len(updated) // 2 :]
+    assert len(every_step) == len(trainer.optimizer.shards)
+    assert sum(every_step) == (30 if precision == "bf16" else 28) * elements(trainer)
 
 
 def test_frozen_weights_of_one_rank_are_not_copied() -> None:

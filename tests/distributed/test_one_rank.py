@@ -28,6 +28,7 @@ from drillyard.estimation.setup import installed_torch
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.parallel import parallelize
 from drillyard.parallel.parallelize import fsdp_modules
+from drillyard.training import optimizer
 
 STEPS = 6
 SMALL_EXPERTS = LLAMA | {
@@ -131,6 +132,50 @@ def test_whole_weights_train_as_fsdp2_to_the_bit(directory: str, name: str) -> N
         assert weight.dtype == expected_weights[key].dtype, key
         # As bytes: nf4 rests in bf16 tensors, where some of it looks like NaN.
         assert torch.equal(weight.view(torch.uint8), expected_weights[key].view(torch.uint8)), key
+
+
+def with_the_kernel(directory: str, name: str) -> list[Any]:
+    """What training gives with torch's AdamW, and with the kernel of GPUs, interpreted; whether its
+    masters still are those whose copies it has written."""
+    expected = trained(directory, name, whole=True)
+    optimizer._fits_one_pass = lambda *_: True
+    found = trained(directory, name, whole=True)
+    trainer, model = build(config_of(directory, name))
+    assert trainer.optimizer.one_pass
+    run_steps(trainer, 0, 2)
+    whole = vars(model.root)["whole_weights"]
+    stale = [each for each in whole.copies if whole._written.get(each) != each._version]
+    apart = [float((c - m).abs().max() / m.abs().max()) for m, c in whole.copies.items()]
+    master = next(iter(whole.copies), None)
+    if master is not None:
+        with torch.no_grad():
+            master.fill_(2.0)
+        whole.use()
+        assert whole.copies[master].eq(2.0).all()
+    return [expected, found, len(whole.copies), len(stale), max(apart, default=0.0)]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_the_optimizer_of_gpus_trains_as_that_of_torch(
+    directory: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the copies itself, and what something else changes is copied as before."""
+    pytest.importorskip("triton", reason="comes with builds of torch for GPUs")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (figures, weights), (found, found_weights), copies, stale, apart = run_ranks(
+        with_the_kernel, 1, directory, name
+    )[0]
+    assert stale == 0
+    if name == "bf16":
+        # The interpreter cuts bf16 where a GPU rounds.
+        assert copies == len(weights)
+        assert 0 < apart < 2**-7
+        np.testing.assert_allclose(found, figures, rtol=0.05)
+        return
+    assert copies == 0
+    np.testing.assert_allclose(found, figures, rtol=1e-5)
+    for key, weight in weights.items():
+        torch.testing.assert_close(found_weights[key], weight, rtol=1e-4, atol=1e-6)
 
 
 def first_half(directory: str, name: str, folder: str, fsdp2: bool) -> list[Any]:

@@ -101,6 +101,11 @@ class Setup:
         """Whether the rank is alone and trains without FSDP2 (parallel/parallelize.py)."""
         return self.world_size == 1 and self.keeps_unsharded
 
+    @property
+    def updates_in_one_pass(self) -> bool:
+        """Whether the kernel of GPUs clips and updates (training/adamw_kernel.py)."""
+        return self.device_type == "cuda" and self.precision != "fp64" and not self.packed_moments
+
     def is_packed(self, tensor: TensorSpec) -> bool:
         """Whether a weight rests in nf4."""
         return self.quantized and tensor.linear and tensor.role != "head"

@@ -152,10 +152,12 @@ def count_work(setup: Setup) -> Work:
 def optimizer_bytes(setup: Setup, trainable: int) -> float:
     """Bytes that clipping and AdamW move for `trainable` local parameters, in the master precision.
 
-    The fused kernel reads weight, gradient and two moments and writes all but the gradient: 7. The
-    norm of the gradients reads them once, clipping reads and writes them.
+    The norm of the gradients reads them once; the update reads weight, gradient and two moments and
+    writes all but the gradient. On a GPU it clips too (training/adamw_kernel.py); else clipping
+    reads and writes the gradients once more.
     """
-    passes = 3 + (3 if setup.clips_gradients else 1)
+    clips_apart = setup.clips_gradients and not setup.updates_in_one_pass
+    passes = 4 + (2 if clips_apart else 0)
     return (passes * MASTER_BYTES[setup.precision] + 4 * setup.moment_bytes) * trainable
 
 

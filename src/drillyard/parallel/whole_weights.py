@@ -2,13 +2,15 @@
 
 A gather among one rank is a copy, and so is a reduction. Where the weights fit twice, in master and
 in compute precision, a forward uses copies in compute precision that are kept from step to step and
-written once a step; gradients arrive in master precision. Weights that already have the compute
-precision (frozen ones, all of fp32 and fp64 runs) are used as they are.
+written once a step, on GPUs by the optimizer as it updates the masters. Gradients arrive in master
+precision. Weights that already have the compute precision (frozen ones, all of fp32 and fp64 runs)
+are used as they are.
 
-Bytes moved per trained parameter and step under bf16: 6 to write the copy (4 read, 2 written) and 6
-to widen the gradient (2 read, 4 written), 18 for each further micro-batch (widen, then add). FSDP2
-among one rank moves 10 per gather and 14 per reduction. Sums that meet in one gradient (chunks of
-the loss, tied weights) are wide, as with FSDP2 from torch 2.15 on.
+Bytes moved per trained parameter and step under bf16: 6 to write the copy (4 read, 2 written; 2
+where the optimizer does it) and 6 to widen the gradient (2 read, 4 written), 18 for each further
+micro-batch (widen, then add). FSDP2 among one rank moves 10 per gather and 14 per reduction. Sums
+that meet in one gradient (chunks of the loss, tied weights) are wide, as with FSDP2 from torch 2.15
+on.
 
 Between steps the modules hold the masters, so that loading, saving and exporting see what they see
 of any other model.
@@ -16,6 +18,7 @@ of any other model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +33,8 @@ class WholeWeights:
         self._root = root
         self._in_use = False
         self._copies: dict[nn.Parameter, nn.Parameter] | None = None
+        self._written: dict[nn.Parameter, int] = {}
+        """Versions of the masters whose copies the optimizer has written."""
         self._places: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         """(parameters of a module, name, master) of each weight that has a copy."""
         root.register_forward_pre_hook(lambda *_: self.use())
@@ -40,12 +45,23 @@ class WholeWeights:
             return
         if self._copies is None:
             self._copies = self._make_copies()
-        if self._copies:
+        stale = {m: c for m, c in self._copies.items() if self._written.get(m) != m._version}
+        if stale:
             with torch.no_grad():
-                torch._foreach_copy_(list(self._copies.values()), list(self._copies))
+                torch._foreach_copy_(list(stale.values()), list(stale))
         for parameters, name, master in self._places:
             parameters[name] = self._copies[master]
         self._in_use = True
+
+    @property
+    def copies(self) -> Mapping[nn.Parameter, nn.Parameter]:
+        """The copies by their masters; none before the first forward."""
+        return self._copies or {}
+
+    def copies_are_written(self) -> None:
+        """Say that trained masters and their copies have the same values now: `use` copies those
+        alone that change by something else."""
+        self._written = {each: each._version for each in self.copies if each.requires_grad}
 
     def give_back(self) -> None:
         """Put the masters back, with the gradients that their copies have received."""

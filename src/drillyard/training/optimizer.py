@@ -5,11 +5,16 @@ no knowledge of the others, and DTensor's dispatch would cost more than the upda
 One all-reduce a step carries both the squared gradient norm and the summed loss. Whether both are
 finite stays on the device and goes into the fused kernel as `found_inf`, torch's gate for skipped
 steps: parameters, moments and step count are then not changed. Nothing here waits for the device.
+
+On a GPU a kernel of our own clips, updates, and writes the copies in compute precision of a rank
+that holds its weights whole, all in one pass (adamw_kernel.py).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +24,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
+from drillyard.models.loss import builds_kernels
 from drillyard.models.sharding import local_tensor
 from drillyard.parallel.ranks import Ranks
+from drillyard.parallel.whole_weights import WholeWeights
 from drillyard.training.eight_bit_adamw import EightBitAdamW
 
 
@@ -85,13 +92,21 @@ class ShardedAdamW:
             "betas": config.betas,
             "eps": config.epsilon,
         }
-        self.optimizer: torch.optim.AdamW | EightBitAdamW
+        # Also `OnePassAdamW`, whose module needs triton.
+        self.optimizer: Any
+        self.one_pass = config.name == "adamw" and _fits_one_pass(self.shards, ranks.device)
+        self.whole_weights: WholeWeights | None = vars(root).get("whole_weights")
         if config.name == "adamw-8bit":
             self.optimizer = packed = EightBitAdamW(groups, **constants)
             for shard in self.shards:
                 packed.state[shard.local] = packed.new_state(shard.local, shard.parameter.shape)
         else:
-            self.optimizer = torch.optim.AdamW(groups, **constants, fused=True)
+            if self.one_pass:
+                from drillyard.training.adamw_kernel import OnePassAdamW
+
+                self.optimizer = OnePassAdamW(groups, **constants)
+            else:
+                self.optimizer = torch.optim.AdamW(groups, **constants, fused=True)
             for shard in self.shards:
                 self.optimizer.state[shard.local] = {
                     "step": torch.zeros((), dtype=torch.float32, device=ranks.device),
@@ -124,8 +139,11 @@ class ShardedAdamW:
             shard.local.grad = local_tensor(gradient)
         loss, norm = self._global_loss_and_norm(loss_sum)
         found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
-        self.optimizer.found_inf = found_inf  # type: ignore[union-attr]
-        if self.clipping is not None:
+        self.optimizer.found_inf = found_inf
+        if self.one_pass:
+            self.optimizer.factor = self._clip_factor(norm)
+            self.optimizer.copies = self._copies()
+        elif self.clipping is not None:
             clip_grads_with_norm_(
                 [shard.local for shard in self.shards],
                 self.clipping,
@@ -135,8 +153,26 @@ class ShardedAdamW:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
+        if self.one_pass and self.whole_weights is not None:
+            self.whole_weights.copies_are_written()
         self._count(found_inf)
         return loss, norm
+
+    def _clip_factor(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """As torch.nn.utils.clip_grads_with_norm_ has it."""
+        if self.clipping is None:
+            return None
+        return (self.clipping / (norm.to(self.dtype) + 1e-6)).clamp(max=1.0)
+
+    def _copies(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        if self.whole_weights is None:
+            return {}
+        copies = self.whole_weights.copies
+        return {
+            shard.local: copies[shard.parameter]
+            for shard in self.shards
+            if shard.parameter in copies
+        }
 
     def _global_loss_and_norm(self, loss_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         norm = get_total_norm(
@@ -152,6 +188,25 @@ class ShardedAdamW:
         total, row, longest = self.skipped.unbind()
         row = (row + found_inf) * found_inf
         self.skipped = torch.stack([total + found_inf, row, torch.maximum(longest, row)])
+
+
+def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:
+    """Whether the kernel of GPUs can update these shards. Warns where it should and cannot."""
+    fits = all(each.local.dtype == torch.float32 and each.local.is_contiguous() for each in shards)
+    if device.type != "cuda" or not fits or not builds_kernels():
+        return False
+    # Imported here: triton comes only with builds of torch for GPUs.
+    from drillyard.training.adamw_kernel import agrees_with_torch
+
+    if agrees_with_torch(device):
+        return True
+    warnings.warn(
+        "the optimizer's kernel computes other numbers than torch's AdamW here, which takes its"
+        " place and moves 14 more bytes per parameter and step: please report this with the"
+        f" versions of torch ({torch.__version__}) and of the GPU's driver",
+        stacklevel=2,
+    )
+    return False
 
 
 def learning_rate(step: int, *, peak: float, total_steps: int, schedule: ScheduleConfig) -> float:
