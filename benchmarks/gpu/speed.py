@@ -32,6 +32,7 @@ from drillyard.models.architectures import blocks
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_buffers, init_random
 from drillyard.parallel import parallelize
+from drillyard.training import optimizer as optimizers
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30
@@ -69,12 +70,13 @@ def ours(
     compiled: bool | str = "auto",
     optimizer: str = "adamw",
     fp8_scaling: str | None = None,
+    one_pass: bool = True,
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
     among the one rank, as where weights do not fit whole.
     `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`;
-    with `fp8_scaling` the products are done in fp8."""
+    with `fp8_scaling` the products are done in fp8. Without `one_pass` the optimizer is torch's."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -93,7 +95,13 @@ def ours(
         )
         own_rule = parallelize.holds_whole
         rule = (lambda *_, **__: False) if fsdp2 else own_rule
-        with ranks_of(config) as ranks, mock.patch.object(parallelize, "holds_whole", rule):
+        own_choice = optimizers._fits_one_pass
+        choice = own_choice if one_pass else (lambda *_: False)
+        with (
+            ranks_of(config) as ranks,
+            mock.patch.object(parallelize, "holds_whole", rule),
+            mock.patch.object(optimizers, "_fits_one_pass", choice),
+        ):
             trainer, set_up = assembled(config, ranks)
             seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
             bound = roofline_seconds(set_up.resolved.setup, setting)
@@ -108,6 +116,7 @@ def ours(
                 "predicted_gib": f"{estimated.low.value:.1f} to {estimated.high.value:.1f}",
                 "attention": chosen.kernel,
                 "compiled": chosen.compiled,
+                "optimizer": "in one pass" if trainer.optimizer.one_pass else "torch's operators",
                 "checkpointing": chosen.activation_checkpointing,
                 "weights": "gathered"
                 if fsdp2 or not chosen.holds_whole

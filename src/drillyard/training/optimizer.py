@@ -202,7 +202,7 @@ def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:
         return True
     warnings.warn(
         "the optimizer's kernel computes other numbers than torch's AdamW here, which takes its"
-        " place and moves 14 more bytes per parameter and step: please report this with the"
+        " place and moves 12 more bytes per parameter and step: please report this with the"
         f" versions of torch ({torch.__version__}) and of the GPU's driver",
         stacklevel=2,
     )
