@@ -19,7 +19,7 @@ from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp8", "fp32", "fp64"]
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["none", "memory-budget", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are
 `config.kernel_rules.MASTER_BYTES`."""

@@ -284,7 +284,7 @@ def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
     Eager, a block is run again up to the last output that is needed, so that only the very last
     product is spared; compiled, all that are not needed are.
     """
-    if setup.activation_checkpointing == "none":
+    if setup.activation_checkpointing in ("none", "memory-budget"):
         return 0.0
     spared = [not one.needed for one in products]
     if not setup.compiled:
@@ -304,11 +304,8 @@ def _root_work(setup: Setup) -> UnitWork:
     extra = _adapter_parameters(spec.root, setup.adapters)
     low = COMPUTE_BYTES[setup.precision]
     logits = float(spec.vocab_size * (5 * low + 2 * max(4, low)))
-    again = (
-        0.0
-        if spec.blocks
-        else {"none": 0.0, "selective": 1.0, "full": 2.0}[setup.activation_checkpointing]
-    )
+    recomputed = {"selective": 1.0, "full": 2.0}.get(setup.activation_checkpointing, 0.0)
+    again = 0.0 if spec.blocks else recomputed
     return UnitWork(
         count=1,
         parameters=spec.root_parameters + extra,
