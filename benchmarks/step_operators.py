@@ -14,8 +14,9 @@ gets (decomposed and partitioned as for inductor). Packed attention is one opera
 - copies: operators that move values and compute nothing (clones, concatenations, look-ups). A code
   generator may fuse them.
 
-`--budget SHARE`: with torch.compile's memory budget; `kept` is then what a block keeps for backward
-beside its input and weights, over what it keeps without.
+`--budget SHARE`: with torch.compile's memory budget, of models with an MLP as wide as a Llama's;
+`kept` is then what a block keeps for backward beside its input and weights, over what it keeps
+without.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ from drillyard.parallel.parallelize import compile_block
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "nf4_linear", "nf4_linear_backward"}
 ATTENTION = {"counted_attention", "counted_attention_backward"}
 COPIES = {"clone", "cat", "copy", "index", "index_select", "gather", "constant_pad_nd", "repeat"}
+WIDE = {"hidden_size": 128, "intermediate_size": 448}
+"""The proportions of a Llama, by which a share of what is kept means what it does in one."""
 LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 
@@ -295,9 +298,9 @@ def _print_budget(architectures: list[str], budget: float) -> None:
     print("| architecture | mode | kept | products and attentions again |\n|---|---|---|---|")
     for architecture in architectures:
         for mode, lora in (("full", None), ("LoRA", LORA)):
-            without = block_graphs(architecture, lora)
+            without = block_graphs(architecture, lora, **WIDE)
             with functorch_config.patch(activation_memory_budget=budget):
-                limited = block_graphs(architecture, lora)
+                limited = block_graphs(architecture, lora, **WIDE)
             again = sum(
                 (own.products - other.products) + (own.attention - other.attention)
                 for own, other in zip(limited.backward, without.backward, strict=True)

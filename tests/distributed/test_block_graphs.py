@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch._functorch.config as functorch_config
-from benchmarks.step_operators import LORA, Counts, block_graphs, run_blocks
+from benchmarks.step_operators import LORA, WIDE, Counts, block_graphs, run_blocks
 from tests.unit.models.tiny import CONFIGS
 
 from drillyard.config.kernel_rules import MEMORY_BUDGET
@@ -38,9 +38,9 @@ def test_operators_of_a_block_that_is_trained_whole() -> None:
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapters"])
 def test_within_the_memory_budget_no_product_is_computed_again(lora: Any) -> None:
-    without = block_graphs("llama", lora)
+    without = block_graphs("llama", lora, **WIDE)
     with functorch_config.patch(activation_memory_budget=MEMORY_BUDGET):
-        limited = block_graphs("llama", lora)
+        limited = block_graphs("llama", lora, **WIDE)
     for kept, all_kept in zip(limited.kept_bytes, without.kept_bytes, strict=True):
         assert 0 < kept <= MEMORY_BUDGET * all_kept
     for own, other in zip(limited.backward, without.backward, strict=True):
