@@ -157,6 +157,13 @@ def resolve_setup(
         clips_gradients=training.gradient_clipping is not None,
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
+        stores_fp8=(
+            training.precision == "fp8"
+            and training.fp8_scaling != "rowwise"
+            # DoRA needs the weights themselves.
+            and lora is not None
+            and lora.variant != "dora"
+        ),
         packed_moments=training.optimizer.name == "adamw-8bit",
         keeps_unsharded=(
             memory_gib is not None

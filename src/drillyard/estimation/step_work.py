@@ -205,7 +205,8 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
     """Bytes per token of the casts to fp8, forward and backward: an operand is read for its scale,
     read again, and written in one byte. Forward casts input and weight; backward both again, for
     torchao keeps them in bf16, and the gradient of the output. A frozen weight has no gradient, so
-    that its input is not cast again.
+    that its input is not cast again; one that rests in fp8 is copied transposed in backward, and
+    not cast.
     """
     once = 2 * COMPUTE_BYTES[setup.precision] + 1
     forward = backward = 0.0
@@ -213,8 +214,9 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
         if setup.is_fp8(tensor):
             outputs, inputs = tensor.shape
             weight = tensor.parameters / setup.tokens_per_micro_batch
-            forward += once * (inputs + weight)
-            backward += once * (outputs + weight + (0 if setup.adapters else inputs))
+            cast, copied = (0, 2) if setup.rests_in_fp8(tensor) else (once, once)
+            forward += once * inputs + cast * weight
+            backward += once * (outputs + (0 if setup.adapters else inputs)) + copied * weight
     return forward, backward
 
 

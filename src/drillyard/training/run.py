@@ -190,7 +190,9 @@ def run_rank(
     callbacks = build_callbacks(config, ranks, parts, data, log, directory, side)
     checkpointer = callbacks.checkpointer
     if ranks.rank == 0:
-        save_auto_settings(auto, model.resolved, directory, log, model.left_in_bf16)
+        save_auto_settings(
+            auto, model.resolved, directory, log, model.left_in_bf16, model.stores_fp8
+        )
         report_auto_settings(auto, model.resolved, log)
         with log.optional("the estimate"):
             report_estimate(auto, model.resolved, log)

@@ -99,6 +99,27 @@ def test_auto_is_the_least_recomputation_that_fits(
     assert resolved(run_config(), memory_gib=memory_gib).setup.activation_checkpointing == mode
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
+        ({"model__lora": None}, False),
+        ({"training__precision": "bf16"}, False),
+    ],
+)
+def test_frozen_weights_rest_in_fp8_beside_plain_adapters_on_one_rank(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    fp8 = {"training__precision": "fp8", "model__lora": {"rank": 4}}
+    config = run_config(**fp8 | changes)
+    alone = resolved(config, num_gpus=1, gpus_per_node=1).setup
+    weight = next(tensor for tensor in alone.spec.blocks[0].tensors if tensor.linear)
+    assert alone.rests_in_fp8(weight) == expected
+    assert not resolved(config).setup.rests_in_fp8(weight)
+
+
 def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:
     eager = {"training__compile": False}
     found = resolved(run_config(**eager), memory_gib=29.9)

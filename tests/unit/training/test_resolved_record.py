@@ -183,6 +183,16 @@ def test_what_the_user_sets_is_never_overruled_and_is_another_layout(
     assert kept.settings == {}
 
 
+def test_the_record_says_whether_frozen_weights_rest_in_fp8(
+    config: RunConfig, trained: Path
+) -> None:
+    log: Any = Log()
+    kept = load_auto_settings(config, ranks(), trained)
+    save_auto_settings(kept, resolve(config), trained, log, ["layers.*.mlp.gate"], True)
+    (entry,) = read_layouts(trained)
+    assert (entry["left_in_bf16"], entry["stores_fp8"]) == (["layers.*.mlp.gate"], True)
+
+
 def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
     record(config, tmp_path, mode="selective")
     assert load_auto_settings(config, ranks(), tmp_path).settings == {}
