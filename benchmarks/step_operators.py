@@ -13,10 +13,15 @@ gets (decomposed and partitioned as for inductor). Packed attention is one opera
   so they are about the kernels that are launched beside the products.
 - copies: operators that move values and compute nothing (clones, concatenations, look-ups). A code
   generator may fuse them.
+
+`--budget SHARE`: with torch.compile's memory budget, of models with an MLP as wide as a Llama's;
+`kept` is then what a block keeps for backward beside its input and weights, over what it keeps
+without.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from collections import Counter
@@ -28,6 +33,7 @@ from unittest import mock
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -49,6 +55,8 @@ from drillyard.parallel.parallelize import compile_block
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "nf4_linear", "nf4_linear_backward"}
 ATTENTION = {"counted_attention", "counted_attention_backward"}
 COPIES = {"clone", "cat", "copy", "index", "index_select", "gather", "constant_pad_nd", "repeat"}
+WIDE = {"hidden_size": 128, "intermediate_size": 448}
+"""The proportions of a Llama, by which a share of what is kept means what it does in one."""
 LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 
@@ -103,6 +111,8 @@ class BlockGraphs:
     forward: list[Counts] = field(default_factory=list)
     backward: list[Counts] = field(default_factory=list)
     inference: list[Counts] = field(default_factory=list)
+    kept_bytes: list[int] = field(default_factory=list)
+    """Of activations that each forward keeps for its backward, without its inputs."""
 
 
 def count_operators(graph: torch.fx.Graph) -> Counts:
@@ -173,12 +183,24 @@ def block_graphs(
 
         return compiler
 
+    def partition(joint: torch.fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+        forward, backward = min_cut_rematerialization_partition(joint, *inputs, **options)
+        outputs: Any = next(node for node in forward.graph.nodes if node.op == "output").args[0]
+        values = [
+            node.meta["val"]
+            for node in outputs[options["num_fwd_outputs"] :]
+            if node.op != "placeholder"
+        ]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        graphs.kept_bytes.append(sum(each.numel() * each.element_size() for each in tensors))
+        return forward, backward
+
     backend = aot_autograd(
         fw_compiler=collector(graphs.forward),
         bw_compiler=collector(graphs.backward),
         inference_compiler=collector(graphs.inference),
         decompositions=select_decomp_table(),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
     )
     run_blocks(backend, architecture, lora, **changes)
     return graphs
@@ -247,8 +269,16 @@ def _inputs(root: LanguageModelLoss, documents: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("architectures", nargs="*", metavar="ARCHITECTURE")
+    parser.add_argument("--budget", type=float, default=1.0, metavar="SHARE")
+    arguments = parser.parse_args()
+    chosen = arguments.architectures or list(CONFIGS)
+    if arguments.budget != 1:
+        _print_budget(chosen, arguments.budget)
+        return
     print("| architecture | mode | products | groups | copies |\n|---|---|---|---|---|")
-    for architecture in sys.argv[1:] or CONFIGS:
+    for architecture in chosen:
         for mode, lora in (("full", None), ("LoRA", LORA)):
             graphs = block_graphs(architecture, lora)
             ways = zip(graphs.forward, graphs.backward, strict=True)
@@ -262,6 +292,21 @@ def main() -> None:
             ]
             columns = (", ".join(dict.fromkeys(column)) for column in zip(*kinds, strict=True))
             print(f"| {architecture} | {mode} | {' | '.join(columns)} |", flush=True)
+
+
+def _print_budget(architectures: list[str], budget: float) -> None:
+    print("| architecture | mode | kept | products and attentions again |\n|---|---|---|---|")
+    for architecture in architectures:
+        for mode, lora in (("full", None), ("LoRA", LORA)):
+            without = block_graphs(architecture, lora, **WIDE)
+            with functorch_config.patch(activation_memory_budget=budget):
+                limited = block_graphs(architecture, lora, **WIDE)
+            again = sum(
+                (own.products - other.products) + (own.attention - other.attention)
+                for own, other in zip(limited.backward, without.backward, strict=True)
+            )
+            kept = sum(limited.kept_bytes) / sum(without.kept_bytes)
+            print(f"| {architecture} | {mode} | {kept:.2f} | {again} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,15 @@ def _technique_rows() -> list[Row]:
             240,
             three | {"recompute": "auto", "compiled": False},
         ),
+        *(
+            Row(
+                f"3B at 4,096: trainer, checkpointing {mode}",
+                "speed:ours",
+                240,
+                three | {"recompute": mode, "compiled": True},
+            )
+            for mode in ("memory-budget", "selective")
+        ),
         Row(
             "3B at 4,096: trainer, torch's AdamW",
             "speed:ours",
@@ -201,6 +210,28 @@ def _technique_rows() -> list[Row]:
             "speed:ours",
             300,
             eight | {"sequence_length": 32768, "micro_batch": 1, "lora": rank_16},
+        ),
+    ]
+
+
+def _real_data_rows() -> list[Row]:
+    sources = (("python-stdlib", "text"), ("text-to-sql", "text-to-sql"))
+    small = {"shape": "1B", "sequence_length": 2048, "micro_batch": 8}
+    return [
+        *(
+            Row(
+                f"1B at 2,048: {name}, packed over padded",
+                "real_data:packed_over_padded",
+                300,
+                small | {"source": f"builtin:{name}", "format": format},
+            )
+            for name, format in sources
+        ),
+        Row(
+            "3B at 4,096: stall by an asynchronous save",
+            "real_data:stall_of_a_save",
+            300,
+            {"shape": "3B", "sequence_length": 4096, "micro_batch": 2},
         ),
     ]
 
@@ -265,6 +296,7 @@ ROWS = [
     *_speed_rows("1B", 2048, 8, "none"),
     *_adapter_rows(),
     *_technique_rows(),
+    *_real_data_rows(),
     *_memory_rows(),
 ]
 

@@ -77,6 +77,7 @@ def ours(
     among the one rank, as where weights do not fit whole.
     `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`;
     with `fp8_scaling` the products are done in fp8. Without `one_pass` the optimizer is torch's."""
+    compile_quickly(setting)
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)

@@ -6,9 +6,14 @@ rises needs a reason.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from benchmarks.step_operators import LORA, Counts, block_graphs, run_blocks
+import torch._functorch.config as functorch_config
+from benchmarks.step_operators import LORA, WIDE, Counts, block_graphs, run_blocks
 from tests.unit.models.tiny import CONFIGS
+
+from drillyard.config.kernel_rules import MEMORY_BUDGET
 
 TWO_KINDS_OF_LAYERS = {"qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "cohere2", "smollm3"}
 """With and without a window, or with and without rotary positions."""
@@ -29,6 +34,17 @@ def test_operators_of_a_block_that_is_trained_whole() -> None:
     graphs = block_graphs("llama")
     assert graphs.forward == graphs.inference == [Counts(7, 1, 6, 2)]
     assert graphs.backward == [Counts(14, 1, 11, 2)]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapters"])
+def test_within_the_memory_budget_no_product_is_computed_again(lora: Any) -> None:
+    without = block_graphs("llama", lora, **WIDE)
+    with functorch_config.patch(activation_memory_budget=MEMORY_BUDGET):
+        limited = block_graphs("llama", lora, **WIDE)
+    for kept, all_kept in zip(limited.kept_bytes, without.kept_bytes, strict=True):
+        assert 0 < kept <= MEMORY_BUDGET * all_kept
+    for own, other in zip(limited.backward, without.backward, strict=True):
+        assert (own.products, own.attention) == (other.products, other.attention)
 
 
 def test_operators_of_a_block_with_adapters_on_all_linear_layers() -> None:

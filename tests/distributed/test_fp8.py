@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
+from tests.distributed.adapter_case import adapter_config, write_base
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import (
     LLAMA,
@@ -16,6 +18,10 @@ from tests.distributed.training_case import (
     write_documents,
 )
 
+from drillyard.estimation.memory import memory_estimate
+from drillyard.models.export import export
+from drillyard.training import model_setup
+from drillyard.training.model_setup import fill_frozen_weights
 from drillyard.training.numerics import numerics
 
 STEPS, SAVED = 8, 4
@@ -81,3 +87,40 @@ def test_200_steps_end_within_two_per_cent_of_bf16(tmp_path: Path) -> None:
     exact, near = (run_ranks(long_run, 1, str(tmp_path), each)[0] for each in ("bf16", "fp8"))
     assert exact[-40:].mean() < 0.7 * exact[0]
     np.testing.assert_allclose(near[-40:].mean(), exact[-40:].mean(), rtol=0.02)
+
+
+def with_adapters(directory: str, stored: bool) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Losses and norms of adapters on a frozen model, those after a resume, and the bytes of the
+    frozen model: what there is, and what was estimated."""
+    changes = {"training__precision": "fp8", "training__steps": STEPS}
+    config = adapter_config(Path(directory), **changes)
+    if not stored:
+        model_setup.keep_frozen_weights = lambda model: None
+    trainer, model = build(config)
+    assert model.stores_fp8
+    rows = run_steps(trainer, 0, SAVED)
+    start_save(trainer, SAVED, f"{directory}/checkpoints-{stored}").close()
+    rows = np.concatenate([rows, run_steps(trainer, SAVED, STEPS)])
+    trained = model.causal_lm.named_parameters()
+    frozen = {name: each for name, each in trained if not each.requires_grad}
+    in_fp8 = sum(each.numel() for each in frozen.values() if hasattr(each, "_data"))
+    there = sum(each.numel() * 2 for each in frozen.values()) - in_fp8
+    adapters = sum(shard.local.nbytes for shard in trainer.optimizer.shards)
+    estimated = memory_estimate(model.resolved.setup).state_bytes["parameters"] - adapters
+    again, other = build(config, filled=False)
+    fill_frozen_weights(config, other)
+    assert resume_from(again, f"{directory}/checkpoints-{stored}") == SAVED
+    resumed = run_steps(again, SAVED, STEPS)
+    export(other.causal_lm, Path(directory) / f"final-{stored}", adapters="alone")
+    return rows, resumed, [there, estimated, in_fp8]
+
+
+def test_frozen_weights_rest_in_fp8_to_the_same_bits(tmp_path: Path) -> None:
+    write_base(tmp_path, LLAMA, torch.bfloat16)
+    rows, resumed, (there, estimated, in_fp8) = run_ranks(with_adapters, 1, str(tmp_path), True)[0]
+    assert np.array_equal(rows[SAVED:], resumed)
+    assert there == estimated and in_fp8 > 0.3 * there
+    cast_each_time, _, (_, _, none) = run_ranks(with_adapters, 1, str(tmp_path), False)[0]
+    assert none == 0 and np.array_equal(rows, cast_each_time)
+    files = [next((tmp_path / f"final-{each}").glob("*.safetensors")) for each in (True, False)]
+    assert files[0].read_bytes() == files[1].read_bytes()

@@ -23,6 +23,7 @@ not free their objects one by one at the end. Hence `STARTED_FOR_REAL`, some of 
 | test_chaos.py | faults that `chaos` injects |
 | test_eval_export.py | `eval`, `export`, `generate` |
 | test_memory_faults.py, test_startup_estimate.py, test_interrupt.py | memory, time of imports |
+| test_out_of_memory.py | a fault planted at Python's start |
 | test_gcsfuse.py, test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
 """
 
@@ -49,6 +50,7 @@ STARTED_FOR_REAL = {
     "test_chaos.py",
     "test_eval_export.py",
     "test_memory_faults.py",
+    "test_out_of_memory.py",
     "test_startup_estimate.py",
     "test_interrupt.py",
     "test_gcsfuse.py",

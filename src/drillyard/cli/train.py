@@ -333,6 +333,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.cli.main import error_text
     from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
     from drillyard.training import run as training
+    from drillyard.training.out_of_memory import RanOutOfMemory
 
     def report(error: Exception) -> None:
         # One write that ends in an empty line: the supervisor reads it from a log that other
@@ -349,6 +350,9 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     except training.StoppedWithoutCheckpoint as stopped:
         report(stopped)
         code = EXIT_NOT_SAVED if is_claimed else 1
+    except RanOutOfMemory as ended:
+        report(ended)
+        code = 1
     except BaseException as error:
         if (missing := missing_extra(error)) is not None:
             report(UserError(missing))

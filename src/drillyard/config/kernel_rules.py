@@ -34,6 +34,10 @@ MASTER_BYTES: Final = {"bf16": 4, "fp8": 4, "fp32": 4, "fp64": 8}
 masters."""
 HALF: Final = ("bf16", "fp8")
 """Precisions under which all but the products that fp8 does is computed in bf16."""
+MEMORY_BUDGET: Final = 0.75
+"""Share of what compiled blocks keep for backward that `activation_checkpointing: memory-budget`
+leaves them at most. A Llama's block gets there (0.66) by computing norms and gates again; where
+that does not suffice, torch takes attention over packed documents next, which is no small one."""
 FP8_MULTIPLE: Final = 16
 """Sizes of the operands of an fp8 product are multiples of it (torch._scaled_mm)."""
 

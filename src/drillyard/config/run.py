@@ -401,10 +401,11 @@ class TrainingConfig(StrictModel):
     gradient_clipping: PositiveFloat | None = Field(
         default=1.0, description="Largest global gradient norm; null: no clipping."
     )
-    activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
+    activation_checkpointing: Literal["auto", "none", "memory-budget", "selective", "full"] = Field(
         default="auto",
         description=(
-            "What is recomputed in backward instead of stored; `auto`: the least that is estimated"
+            "What is recomputed in backward instead of stored; `memory-budget`: what compiled"
+            " blocks can compute again without their products; `auto`: the least that is estimated"
             " to fit."
         ),
     )

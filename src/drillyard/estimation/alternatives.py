@@ -4,10 +4,9 @@ Three levers change no number of the training (up to rounding): recomputing more
 micro-batches with as many more of them, and cutting the model over more of the same ranks. Each is
 moved alone, by growing steps, until the estimated peak (the high end of its range) is within the
 memory; where alone does not suffice, together with full recomputation, then with micro-batches of
-one sequence besides. The other levers take more GPUs or train something else: more GPUs, shorter
-sequences. They are moved alone where one of the first three would do as well, and from the else:
-more GPUs, shorter sequences. They are moved alone where one of the first three would do as well,
-and from the
+one sequence besides. The other levers take more GPUs or train something else (shorter sequences):
+they are moved alone where one of the first three would do as well, and from the end of those
+otherwise.
 
 Cost: a dozen or two of estimates. Limits: what this trainer does not have (adapters, tensor and
 context parallelism, moments or weights on the host) is not proposed.
@@ -25,13 +24,18 @@ import yaml
 
 from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.estimation.memory import memory_estimate
-from drillyard.estimation.resolved_setup import CHECKPOINTING_MODES
+from drillyard.estimation.resolved_setup import checkpointing_modes
 from drillyard.estimation.setup import Checkpointing, Setup
 from drillyard.formatting import three_digits
 
 MOST_GPUS: Final = 16_384
 SHORTEST_SEQUENCE: Final = 64
-RECOMPUTED: Final[Mapping[Checkpointing, float]] = {"none": 0.0, "selective": 1 / 6, "full": 1 / 3}
+RECOMPUTED: Final[Mapping[Checkpointing, float]] = {
+    "none": 0.0,
+    "memory-budget": 0.0,
+    "selective": 1 / 6,
+    "full": 1 / 3,
+}
 """Recomputed FLOPs over those of a step without: the forward is a third of forward and backward,
 and selective keeps every second matrix product of it (`parallel/parallelize.py`)."""
 
@@ -98,7 +102,7 @@ def find_alternatives(
     # What recomputing alone would do needs no second lever.
     smaller = first_fit(_smaller_micro_batches, setup, *([] if recomputing else [full]))
     wider = first_fit(_wider_sharding, setup, *([] if recomputing or smaller else [full, smallest]))
-    found = [smaller, wider, recomputing]
+    found = [recomputing, smaller, wider]
     starts = [setup] if any(found) else [full, smallest, *list(_wider_sharding(smallest))[-1:]]
     found += [first_fit(lever, *starts) for lever in (_more_gpus, _shorter_sequences)]
     changes = [_change(setup, to, estimated_high_gib(to)) for to in found if to is not None]
@@ -136,9 +140,8 @@ def _wider_sharding(setup: Setup) -> Iterator[Setup]:
 
 
 def _more_recomputation(setup: Setup) -> Iterator[Setup]:
-    for mode in CHECKPOINTING_MODES[
-        CHECKPOINTING_MODES.index(setup.activation_checkpointing) + 1 :
-    ]:
+    modes = checkpointing_modes(compiled=setup.compiled)
+    for mode in modes[modes.index(setup.activation_checkpointing) + 1 :]:
         yield replace(setup, activation_checkpointing=mode)
 
 
@@ -216,6 +219,9 @@ def _costs(before: Setup, to: Setup) -> Iterator[str]:
         - RECOMPUTED[before.activation_checkpointing]
     ):
         yield f"about {100 * more:.0f} % more FLOPs"
+    mode = to.activation_checkpointing
+    if mode == "memory-budget" and mode != before.activation_checkpointing:
+        yield "norms and gates computed again"
     if to.gradient_accumulation > before.gradient_accumulation:
         yield "smaller matrix products, and weights gathered more often"
     if to.replicate < before.replicate:

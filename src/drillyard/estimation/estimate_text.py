@@ -133,9 +133,8 @@ def _title(estimate: RunEstimate) -> Text:
     active = f", {rounded_count(spec.active_parameters)} active" if mixture else ""
     adapters = f", LoRA of rank {setup.adapters.rank}" if setup.adapters is not None else ""
     adapters += " on nf4" if setup.quantized else ""
-    recomputed = {"none": "no", "selective": "selective", "full": "full"}[
-        setup.activation_checkpointing
-    ]
+    mode = setup.activation_checkpointing
+    recomputed = "no" if mode == "none" else mode
     copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
     steps = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
     if setup.gradient_accumulation > 1:

@@ -4,15 +4,16 @@ reason.
 The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is
 the one that runs.
 
-`activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full
-the first one whose estimated peak, at the high end of its range, is within the memory. Recomputing
-costs time (full: the whole forward once more, a third of the FLOPs of a step) and gains nothing but
-memory. Where memory is not known or cannot be estimated, it is full: slower is better than a run
-that ends for lack of memory. Weights then stay whole from forward to backward, and gradients over
-micro-batches, where that fits too, or where the model is small (`unsharded_is_small`). `shard:
-auto` is all ranks that `replicate` leaves, never fewer: copies of the model (HSDP) save traffic
-between nodes and cost memory, and `replicate` requests them; its default of 1 is a number like any
-other. The other settings follow fixed rules (`config/kernel_rules.py`).
+`activation_checkpointing: auto` is the least recomputation that fits: of none, memory-budget (only
+where blocks are compiled), selective and full the first one whose estimated peak, at the high end
+of its range, is within the memory. Recomputing costs time (full: the whole forward once more, a
+third of the FLOPs of a step) and gains nothing but memory. Where memory is not known or cannot be
+estimated, it is full: slower is better than a run that ends for lack of memory. Weights then stay
+whole from forward to backward, and gradients over micro-batches, where that fits too, or where the
+model is small (`unsharded_is_small`). `shard: auto` is all ranks that `replicate` leaves, never
+fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and `replicate`
+requests them; its default of 1 is a number like any other. The other settings follow fixed rules
+(`config/kernel_rules.py`).
 
 The result is a pure function of its arguments, so all ranks of a run get the same for the same
 memory. It changes with versions: a run records what it resolved, and a resume on the same layout
@@ -21,7 +22,7 @@ keeps that (`training/resolved_record.py`).
 `micro_batch_size: auto` is decided before: see `largest_fitting`. The sequences of a step are those
 of `global_batch_size`, so it changes rounding alone.
 
-Cost: up to four memory estimates, 10 to 40 ms in all. Limits: sequences are taken to be full, as
+Cost: up to five memory estimates, 10 to 40 ms in all. Limits: sequences are taken to be full, as
 after packing.
 """
 
@@ -51,6 +52,12 @@ from drillyard.modelspec import ModelSpec
 GIB: Final = 2**30
 CHECKPOINTING_MODES: Final[tuple[Checkpointing, ...]] = get_args(Checkpointing)
 """From the least recomputation to the most."""
+
+
+def checkpointing_modes(*, compiled: bool) -> tuple[Checkpointing, ...]:
+    """Those that blocks can have, from the least recomputation to the most."""
+    return tuple(mode for mode in CHECKPOINTING_MODES if compiled or mode != "memory-budget")
+
 
 MOST_TOKENS: Final = 16_384
 FEWEST_TOKENS: Final = 2_048
@@ -150,6 +157,13 @@ def resolve_setup(
         clips_gradients=training.gradient_clipping is not None,
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
+        stores_fp8=(
+            training.precision == "fp8"
+            and training.fp8_scaling != "rowwise"
+            # DoRA needs the weights themselves.
+            and lora is not None
+            and lora.variant != "dora"
+        ),
         packed_moments=training.optimizer.name == "adamw-8bit",
         keeps_unsharded=(
             memory_gib is not None
@@ -157,8 +171,13 @@ def resolve_setup(
         ),
         device_type=device_type,
     )
+    if training.activation_checkpointing == "memory-budget" and not setup.compiled:
+        raise UserError(
+            "training.activation_checkpointing: memory-budget is of torch.compile, and these blocks"
+            " are not compiled; write selective, or training.compile: true"
+        )
     modes = (
-        CHECKPOINTING_MODES
+        checkpointing_modes(compiled=setup.compiled)
         if training.activation_checkpointing == "auto"
         else (training.activation_checkpointing,)
     )
@@ -221,12 +240,12 @@ def largest_fitting(
 def choose_checkpointing(
     setup: Setup, memory_gib: float | None
 ) -> tuple[Checkpointing, str, MemoryEstimate | None]:
-    """The first of CHECKPOINTING_MODES that fits in `memory_gib` at the high end of the estimate,
+    """The first of the modes that fits in `memory_gib` at the high end of the estimate,
     else `full`; why, and the memory estimated with it."""
     if memory_gib is None:
         return "full", "the memory is not known", None
     memory, high = None, 0.0
-    for mode in CHECKPOINTING_MODES:
+    for mode in checkpointing_modes(compiled=setup.compiled):
         try:
             memory = memory_estimate(replace(setup, activation_checkpointing=mode))
         except UserError as error:

@@ -19,7 +19,7 @@ from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp8", "fp32", "fp64"]
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["none", "memory-budget", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are
 `config.kernel_rules.MASTER_BYTES`."""
@@ -72,6 +72,7 @@ class Setup:
     weights that fit whole stay so from forward to backward, and gradients over micro-batches.
     Documents that are packed together are kept apart by a mask under `sdpa` and `eager`, by offsets
     under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
+    `stores_fp8`: frozen weights of products in fp8 rest in fp8, if the model is held whole.
     `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
     the torch that trains, as its FSDP2 decides what lies in memory.
     """
@@ -91,6 +92,7 @@ class Setup:
     clips_gradients: bool = True
     adapters: LoraSetup | None = None
     quantized: bool = False
+    stores_fp8: bool = False
     packed_moments: bool = False
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
@@ -115,6 +117,11 @@ class Setup:
         return self.precision == "fp8" and (
             tensor.linear and self.spec.model_type != "gpt2" and fp8_fits(*tensor.shape)
         )
+
+    def rests_in_fp8(self, tensor: TensorSpec) -> bool:
+        """Whether a frozen weight is cast to fp8 once and for all."""
+        is_of_block = tensor.role not in ("head", "projection")
+        return self.stores_fp8 and self.holds_whole and is_of_block and self.is_fp8(tensor)
 
     @property
     def moment_bytes(self) -> float:

@@ -219,7 +219,7 @@ def _bounds(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates)
     known = [rates.flops] if rates.fp8 is None else [rates.flops, rates.fp8]
     least = rates.seconds(work.flops, 0.0, work.fp8_flops)
     compute = quantity("compute", least, "s", executed, *known)
-    passes = 3 if setup.activation_checkpointing == "none" else 4
+    passes = 3 if setup.activation_checkpointing in ("none", "memory-budget") else 4
     moved = float(work.micro_batches * passes * work.compute_bytes * work.parameters)
     moved += work.micro_batches * sum(
         unit.count * sum(unit_copies(setup, work, unit)) for unit in work.units

@@ -207,7 +207,8 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
     """Bytes per token of the casts to fp8, forward and backward: an operand is read for its scale,
     read again, and written in one byte. Forward casts input and weight; backward both again, for
     torchao keeps them in bf16, and the gradient of the output. A frozen weight has no gradient, so
-    that its input is not cast again.
+    that its input is not cast again; one that rests in fp8 is copied transposed in backward, and
+    not cast.
     """
     once = 2 * COMPUTE_BYTES[setup.precision] + 1
     forward = backward = 0.0
@@ -215,8 +216,9 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
         if setup.is_fp8(tensor):
             outputs, inputs = tensor.shape
             weight = tensor.parameters / setup.tokens_per_micro_batch
-            forward += once * (inputs + weight)
-            backward += once * (outputs + weight + (0 if setup.adapters else inputs))
+            cast, copied = (0, 2) if setup.rests_in_fp8(tensor) else (once, once)
+            forward += once * inputs + cast * weight
+            backward += once * (outputs + (0 if setup.adapters else inputs)) + copied * weight
     return forward, backward
 
 
@@ -286,7 +288,7 @@ def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
     Eager, a block is run again up to the last output that is needed, so that only the very last
     product is spared; compiled, all that are not needed are.
     """
-    if setup.activation_checkpointing == "none":
+    if setup.activation_checkpointing in ("none", "memory-budget"):
         return 0.0
     spared = [not one.needed for one in products]
     if not setup.compiled:
@@ -306,11 +308,8 @@ def _root_work(setup: Setup) -> UnitWork:
     extra = _adapter_parameters(spec.root, setup.adapters)
     low = COMPUTE_BYTES[setup.precision]
     logits = float(spec.vocab_size * (5 * low + 2 * max(4, low)))
-    again = (
-        0.0
-        if spec.blocks
-        else {"none": 0.0, "selective": 1.0, "full": 2.0}[setup.activation_checkpointing]
-    )
+    recomputed = {"selective": 1.0, "full": 2.0}.get(setup.activation_checkpointing, 0.0)
+    again = 0.0 if spec.blocks else recomputed
     return UnitWork(
         count=1,
         parameters=spec.root_parameters + extra,

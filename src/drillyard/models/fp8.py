@@ -1,7 +1,9 @@
 """Matrix products in 8 bits (`training.precision: fp8`), by torchao's float8 training: each operand
 is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
 
-Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it.
+Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it. Frozen
+ones beside adapters are cast once and then rest in fp8, under tensorwise on a rank that holds the
+model whole: a byte instead of two and no cast of them in a product, to the same bits.
 `tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which
 an outlier disturbs less and whose products are slower. Inputs and weights are e4m3; gradients e5m2
 under tensorwise, e4m3 under rowwise.
@@ -70,6 +72,27 @@ def use_fp8_products(
             f" whose sizes are multiples of {FP8_MULTIPLE}\nset training.precision: bf16"
         )
     return list(left)
+
+
+@torch.no_grad()
+def keep_frozen_in_fp8(model: nn.Module) -> None:
+    """Put what its products would be cast to in the place of each frozen weight, whole and scaled
+    as one; in place. Their backward makes the transposed copy that the product reads."""
+    from torchao.float8.float8_linear import Float8Linear
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import GemmInputRole
+
+    for module in model.modules():
+        if isinstance(module, Float8Linear) and not module.weight.requires_grad:
+            recipe: Any = module.config
+            weight = hp_tensor_to_float8_dynamic(
+                module.weight.detach(),
+                recipe.cast_config_weight.target_dtype,
+                module.linear_mm_config,
+                gemm_input_role=GemmInputRole.WEIGHT,
+                round_scales_to_power_of_2=recipe.round_scales_to_power_of_2,
+            )
+            module.weight = nn.Parameter(weight, requires_grad=False)
 
 
 def require_fp8(device: torch.device, scaling: Scaling) -> None:

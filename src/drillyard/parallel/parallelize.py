@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -34,7 +35,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drillyard.config.kernel_rules import resolve_compile
+from drillyard.config.kernel_rules import MEMORY_BUDGET, resolve_compile
 from drillyard.config.run import TrainingConfig
 from drillyard.parallel.ranks import Ranks
 from drillyard.parallel.whole_weights import WholeWeights
@@ -74,6 +75,8 @@ def parallelize_model(
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)
     if resolve_compile(training, ranks.device.type):
+        is_limited = training.activation_checkpointing == "memory-budget"
+        functorch_config.activation_memory_budget = MEMORY_BUDGET if is_limited else 1.0
         for block in blocks:
             compile_block(block)
     if holds_whole(ranks, keep_unsharded=keep_unsharded):
@@ -188,9 +191,9 @@ def compile_block(block: nn.Module) -> None:
 
 def checkpoint_activations(block: nn.Module, mode: str) -> None:
     """Make `block` recompute its activations in backward: all of them (`full`), or the cheap ones
-    (`selective`)."""
+    (`selective`). With `memory-budget` torch.compile chooses, from the graphs of blocks."""
     assert mode != "auto", "resolved before (estimation/resolved_setup.py)"
-    if mode == "none":
+    if mode in ("none", "memory-budget"):
         return
     options: dict[str, Any] = {}
     if mode == "selective":

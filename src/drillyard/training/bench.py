@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import resource
 import statistics
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +22,9 @@ from drillyard.config.run import RunConfig, TrainingConfig
 from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data.prepared_data import PreparedData, prepare_sample
 from drillyard.errors import UserError
-from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import PARTS, Part, part_work
-from drillyard.formatting import three_digits
 from drillyard.hardware import find_accelerator
 from drillyard.modelspec import Formula, flops_per_token, formula_label
 from drillyard.parallel.collectives import gather
@@ -41,12 +39,12 @@ from drillyard.training.model_setup import (
     build_sharded_model,
     fill_weights,
     least_memory_bytes,
-    memory_bytes_per_rank,
     require_trainable,
     set_determinism,
 )
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.part_clock import PartClock, marked_parts
+from drillyard.training.out_of_memory import explained_out_of_memory
+from drillyard.training.part_clock import marked_parts
 from drillyard.training.resume import seed_rank
 from drillyard.training.trainer import StepWindow, Trainer
 
@@ -131,7 +129,7 @@ def measure(trainer: Trainer, model: ShardedModel, request: BenchRequest) -> Mea
     """Run the steps. UserError where memory runs out, with the part and what would fit."""
     ranks = trainer.ranks
     parts: list[Mapping[Part, float]] = []
-    with marked_parts(trainer) as clock, explained_out_of_memory(model, clock, ranks):
+    with marked_parts(trainer) as clock, explained_out_of_memory(model, ranks):
         for step in range(request.warmup + request.steps):
             clock.switch("data")
             trainer.train_step(step, StepWindow(0.0))
@@ -182,46 +180,6 @@ def idle_microseconds(kernels: list[tuple[float, float]]) -> float:
             idle += start - reached
         reached = end if reached is None else max(reached, end)
     return idle
-
-
-@contextmanager
-def explained_out_of_memory(model: ShardedModel, clock: PartClock, ranks: Ranks) -> Iterator[None]:
-    """Turn the end of memory into a UserError: in which part, what was predicted, what would
-    fit."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise UserError(out_of_memory(model.resolved.setup, clock.current, ranks)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise UserError(out_of_memory(model.resolved.setup, clock.current, ranks)) from error
-
-
-def out_of_memory(setup: Setup, part: Part, ranks: Ranks) -> str:
-    """Which part of a step of `setup` ran out of memory, what was predicted, and the nearest
-    setting that needs less."""
-    text = f"memory ran out on rank {ranks.rank} in the part `{part}` of a step"
-    try:
-        predicted = memory_estimate(setup).total
-        # Where the estimate says that it fits, less than it says is needed.
-        limit = min(_available_gib(ranks), 0.9 * predicted.low.value)
-        changes = find_alternatives(setup, limit)
-    except UserError as error:
-        return f"{text}; its memory cannot be estimated: {str(error).splitlines()[0]}"
-    text += (
-        f"\npredicted: {three_digits(predicted.low.value)} to"
-        f" {three_digits(predicted.high.value)} GiB of {three_digits(_available_gib(ranks))} GiB"
-        " that a rank may have"
-    )
-    if not changes:
-        return f"{text}\nno change of its settings is known to fit"
-    nearest = changes[0]
-    return f"{text}\nwhat would fit: {nearest.in_words()}, at the price of {nearest.costs}"
-
-
-def _available_gib(ranks: Ranks) -> float:
-    return memory_bytes_per_rank(ranks) / GIB
 
 
 def _document(

@@ -48,7 +48,8 @@ class ShardedModel:
     """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
 
     `resolved` has the step as it can be estimated, and what the settings that were left open
-    became. `left_in_bf16`: under `precision: fp8` the layers of a block that do not compute in it.
+    became. `computes_fp8`: layers multiply in fp8. `left_in_bf16`: under `precision: fp8` the
+    layers of a block that do not compute in it.
     """
 
     root: LanguageModelLoss
@@ -57,7 +58,14 @@ class ShardedModel:
     small: bool
     notes: list[str]
     resolved: ResolvedSetup
+    computes_fp8: bool = False
     left_in_bf16: list[str] = field(default_factory=list)
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Whether frozen weights rest in fp8, once they are filled."""
+        setup = self.resolved.setup
+        return self.computes_fp8 and setup.stores_fp8 and setup.holds_whole
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -197,7 +205,10 @@ def build_sharded_model(
     notes = settings_without_effect(load_config(config.model))
     if left_in_bf16:
         notes.append(f"fp8: layers that compute in bf16: {', '.join(left_in_bf16)}")
-    return ShardedModel(root, attention, num_parameters, small, notes, resolved, left_in_bf16)
+    computes_fp8 = for_training and config.training.precision == "fp8"
+    return ShardedModel(
+        root, attention, num_parameters, small, notes, resolved, computes_fp8, left_in_bf16
+    )
 
 
 def weights_in_files(
@@ -275,6 +286,7 @@ def fill_weights(config: RunConfig, model: ShardedModel) -> None:
             init_adapters(model.causal_lm, config.training.seed)
         else:
             load_adapter(model.causal_lm, lora.adapter)
+    keep_frozen_weights(model)
 
 
 def fill_frozen_weights(config: RunConfig, model: ShardedModel) -> None:
@@ -283,6 +295,15 @@ def fill_frozen_weights(config: RunConfig, model: ShardedModel) -> None:
     if config.model.lora is not None:
         assert config.model.id is not None, "checked before start"
         load_pretrained(model.causal_lm, config.model.id)
+        keep_frozen_weights(model)
+
+
+def keep_frozen_weights(model: ShardedModel) -> None:
+    """Cast frozen weights that are filled to how they rest in training."""
+    if model.stores_fp8:
+        from drillyard.models.fp8 import keep_frozen_in_fp8
+
+        keep_frozen_in_fp8(model.causal_lm)
 
 
 def materialise(root: torch.nn.Module) -> None:

@@ -49,7 +49,6 @@ class PartClock:
         before = self.current
         self.switch(part)
         yield
-        # After an error the current part stays the one that failed.
         self.switch(before)
 
     def take(self) -> dict[Part, float]:

@@ -10,12 +10,18 @@ another setting that was recorded) resolves them again, and the event `resolved`
 Nothing that the user has set is touched, and run.yaml keeps saying `auto`, so that the same file
 starts a run anywhere.
 
+Where the first step of a start runs out of memory (out_of_memory.py), the rank that did puts the
+settings to try next into the record, and the next start takes them: so the estimate chooses, and
+one real step decides. That is done only while nothing saved depends on the settings of this layout;
+from the first checkpoint on they stay.
+
 All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any
 rank has. Cost: one small collective and a few estimates, once per attempt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +42,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.model_setup import GIB, describe_nearest_fit, least_memory_bytes
+from drillyard.training.out_of_memory import next_setup
 from drillyard.training.run_directory import RESOLVED_RECORD, holds_training
 
 AUTO_KEYS: Final[tuple[str, ...]] = (
@@ -55,17 +62,21 @@ class AutoSettings:
     """A config with the settings that its run has had on this layout so far in place of what it
     leaves open.
 
-    `layout`, `settings`: the layout of this start, and what is kept there. `before`: all settings
-    at the newest layout, for a start on another one. `hardware`, `memory_gib`: what ranks compute
-    on, and the least memory of any of them.
+    `written`: the config as it was before. `layout`, `settings`: the layout of this start, and what
+    is kept there. `before`: all settings at the newest layout, for a start on another one.
+    `hardware`, `memory_gib`: what ranks compute on, and the least memory of any of them.
+    `replaced_at`: the step that this run had done when settings of this layout ran out of memory;
+    None: they have not.
     """
 
     config: RunConfig
+    written: RunConfig
     layout: dict[str, Any]
     settings: dict[str, Any]
     before: dict[str, Any]
     hardware: str
     memory_gib: float
+    replaced_at: int | None = None
 
 
 def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:
@@ -74,16 +85,18 @@ def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> Auto
     memory_gib = least_memory_bytes(ranks) / GIB
     # Hosts may differ in hardware, and not all of them may see the directory: rank 0 decides.
     layout, entries = from_first_rank(
-        lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory))
+        lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory, config))
     )
-    here: dict[str, Any] = next(
-        (entry["settings"] for entry in entries if entry["layout"] == layout), {}
-    )
+    entry = next((entry for entry in entries if entry["layout"] == layout), {})
+    here: dict[str, Any] = entry.get("settings", {})
     before = entries[-1]["settings"] if entries and not here else {}
     kept = {
         key: here[key] for key in KEPT_KEYS if key in here and _value(config, key) in ("auto", None)
     }
-    return AutoSettings(with_values(config, kept), layout, kept, before, hardware, memory_gib)
+    replaced_at = entry.get("replaced", {}).get("at_step")
+    return AutoSettings(
+        with_values(config, kept), config, layout, kept, before, hardware, memory_gib, replaced_at
+    )
 
 
 def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
@@ -105,32 +118,79 @@ def save_auto_settings(
     directory: Path,
     log: RunLog,
     left_in_bf16: Sequence[str] = (),
+    stores_fp8: bool = False,
 ) -> None:
     """Record the settings of this layout unless they are recorded, and under `precision: fp8` the
-    layers of a block that do not compute in it. A full disk does not end the run."""
-    entries = _layouts_of_run(directory)
+    layers of a block that do not compute in it, and whether frozen weights rest in it. A full disk
+    does not end the run."""
+    entries = _layouts_of_run(directory, kept.written)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
-    content = {
-        "version": 1,
-        "layouts": [
-            *entries,
-            {
-                "layout": kept.layout,
-                "settings": resolved.settings(),
-                "reasons": {each.key: each.reason for each in resolved.decisions},
-                "left_in_bf16": list(left_in_bf16),
-            },
-        ],
+    entry = {
+        "layout": kept.layout,
+        "settings": resolved.settings(),
+        "reasons": {each.key: each.reason for each in resolved.decisions},
+        "left_in_bf16": list(left_in_bf16),
+        "stores_fp8": stores_fp8,
     }
-    path = directory / RESOLVED_RECORD
     try:
-        write_durably(path, f"{json.dumps(content, indent=1)}\n".encode())
+        _write_layouts(directory, [*entries, entry])
     except OSError as error:
         log.warn(
-            f"{path}: not written ({error.strerror}): a restart resolves again what the config"
-            " leaves open"
+            f"{directory / RESOLVED_RECORD}: not written ({error.strerror}): a restart resolves"
+            " again what the config leaves open"
         )
+
+
+def replace_settings(
+    kept: AutoSettings, resolved: ResolvedSetup, directory: Path, part: str, *, first_step: int
+) -> str | None:
+    """Record for this layout what to try after its settings ran out of memory in `part` of the
+    first step of this start, which began at `first_step`. Returns the changes in words; None where
+    nothing is open, where a checkpoint depends on them, or where the record cannot be written.
+
+    Called by the rank that ran out; several write the same.
+    """
+    is_new = first_step == 0 or not kept.settings or kept.replaced_at == first_step
+    entries = read_layouts(directory)
+    entry = next((each for each in entries if each["layout"] == kept.layout), None)
+    setup = resolved.setup
+    following = next_setup(
+        setup,
+        open_mode=kept.layout["training.activation_checkpointing"] == "auto",
+        open_size=kept.layout["micro_batch_size"] == "auto",
+        least=kept.replaced_at is not None,
+    )
+    if entry is None or following is None or not is_new:
+        return None
+    fields = ("activation_checkpointing", "micro_batch_size", "loss_chunk_tokens")
+    before, after = (
+        {f"training.{name}": getattr(each, name) for name in fields} for each in (setup, following)
+    )
+    changes = {key: value for key, value in after.items() if before[key] != value}
+    entry["settings"] |= changes
+    entry["reasons"] |= {
+        key: f"{before[key]} ran out of memory in the part `{part}` of a step" for key in changes
+    }
+    entry["replaced"] = {"at_step": first_step, "config": _digest(kept.written)}
+    try:
+        _write_layouts(directory, entries)
+    except OSError:
+        # Another rank that ran out may have put the file in its place first.
+        if not any(each["settings"] == entry["settings"] for each in read_layouts(directory)):
+            return None
+    return ", ".join(f"{key}: {value}" for key, value in changes.items())
+
+
+def _write_layouts(directory: Path, entries: list[dict[str, Any]]) -> None:
+    content = {"version": 1, "layouts": entries}
+    write_durably(directory / RESOLVED_RECORD, f"{json.dumps(content, indent=1)}\n".encode())
+
+
+def _digest(config: RunConfig) -> str:
+    """Of all that decides what a step needs, and more."""
+    sections = config.model_dump(mode="json", include={"model", "data", "training", "parallelism"})
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
 def read_layouts(directory: Path) -> list[dict[str, Any]]:
@@ -143,6 +203,8 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
                 "settings": dict(entry["settings"]),
                 "reasons": dict(entry.get("reasons", {})),
                 "left_in_bf16": list(entry.get("left_in_bf16", [])),
+                "stores_fp8": bool(entry.get("stores_fp8", False)),
+                "replaced": dict(entry.get("replaced", {})),
             }
             for entry in content["layouts"]
         ]
@@ -150,8 +212,12 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
         return []  # not written yet, or torn by a crash: resolved again
 
 
-def _layouts_of_run(directory: Path) -> list[dict[str, Any]]:
-    return read_layouts(directory) if holds_training(directory) else []
+def _layouts_of_run(directory: Path, config: RunConfig) -> list[dict[str, Any]]:
+    """Those of a run that has trained; before that, those that the same config has replaced."""
+    entries = read_layouts(directory)
+    if holds_training(directory):
+        return entries
+    return [entry for entry in entries if entry["replaced"].get("config") == _digest(config)]
 
 
 def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:

@@ -54,8 +54,11 @@ from drillyard.training.model_setup import (
     set_determinism,
 )
 from drillyard.training.numerics import versions
+from drillyard.training.out_of_memory import RanOutOfMemory, out_of_memory, part_out_of_memory
 from drillyard.training.resolved_record import (
+    AutoSettings,
     load_auto_settings,
+    replace_settings,
     report_auto_settings,
     report_estimate,
     save_auto_settings,
@@ -88,7 +91,8 @@ def train(
     Returns exit code 0, 85 when stopped on request, or 1 when a required metric could not be
     measured. `attempt`: the number of this start, from 0; `is_claimed`: a supervisor has claimed
     the run directory. Raises UserError for mistakes of the user, StoppedWithoutCheckpoint when the
-    last step before a stop could not be saved.
+    last step before a stop could not be saved, RanOutOfMemory when a step ran out of memory and the
+    next start may get further.
     """
     side.begin("joining", "waiting")
     set_determinism(config)
@@ -186,7 +190,9 @@ def run_rank(
     callbacks = build_callbacks(config, ranks, parts, data, log, directory, side)
     checkpointer = callbacks.checkpointer
     if ranks.rank == 0:
-        save_auto_settings(auto, model.resolved, directory, log, model.left_in_bf16)
+        save_auto_settings(
+            auto, model.resolved, directory, log, model.left_in_bf16, model.stores_fp8
+        )
         report_auto_settings(auto, model.resolved, log)
         with log.optional("the estimate"):
             report_estimate(auto, model.resolved, log)
@@ -217,7 +223,11 @@ def run_rank(
     # The first step includes compiling. Until it is done, a rank that is asked to stop has nothing
     # to save.
     side.begin("first step", "working")
-    finished = trainer.train(first_step, callbacks)
+    try:
+        finished = trainer.train(first_step, callbacks)
+    except Exception as error:
+        explain_end(error, parts, auto, directory, first_step)
+        raise
     if finished:
         finished = finish(parts, callbacks, data, directory, dtypes)
     else:
@@ -236,6 +246,25 @@ def run_rank(
             describe_unsaved_stop(trainer.in_nonfinite_row(), step, directory)
         )
     return 0 if finished else EXIT_CHECKPOINTED
+
+
+def explain_end(
+    error: Exception, parts: RunParts, auto: AutoSettings, directory: Path, first_step: int
+) -> None:
+    """Raise what a step that ran out of memory means for the run: RanOutOfMemory where another
+    start may get further, with other settings or from a checkpoint, else UserError. Any other error
+    is left to the caller."""
+    trainer, resolved = parts.trainer, parts.model.resolved
+    if (part := part_out_of_memory(error)) is None:
+        return
+    text = out_of_memory(resolved.setup, part, trainer.ranks, error)
+    if trainer.steps_done > first_step:
+        raise RanOutOfMemory(text) from error
+    end_without_claim(directory)()
+    changes = replace_settings(auto, resolved, directory, part, first_step=first_step)
+    if changes is None:
+        raise UserError(text) from error
+    raise RanOutOfMemory(f"{text}\nthe next start takes {changes}") from error
 
 
 def require_same_data(data: PreparedData) -> None:

@@ -219,7 +219,7 @@ def test_a_sweep_says_what_auto_became_at_each_point() -> None:
     lines = text(
         sweep_text(run_sweep(request, parse_axes(["nodes=2,16"])), "run"), 110
     ).splitlines()
-    assert sum(" full " in line or " selective " in line for line in lines) == 1
+    assert sum(" memory-budget " in line for line in lines) == 1
     assert sum(" none " in line for line in lines) == 1
     chosen = request_of(
         run_config(training={"micro_batch_size": 1, "activation_checkpointing": "full"})

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.facts import says
 
+from drillyard.config.kernel_rules import MEMORY_BUDGET
 from drillyard.errors import UserError
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.memory.step_memory import StepMemory
@@ -85,7 +86,9 @@ def setups(draw, **fixed: Any) -> Setup:
         "sequence_length": draw(st.integers(8, 300)),
         "micro_batch_size": draw(st.integers(1, 4)),
         "gradient_accumulation": draw(st.integers(1, 4)),
-        "activation_checkpointing": draw(st.sampled_from(["none", "selective", "full"])),
+        "activation_checkpointing": draw(
+            st.sampled_from(["none", "memory-budget", "selective", "full"])
+        ),
         "shard": draw(st.sampled_from([1, 2, 3, 8, 64])),
         "replicate": draw(st.sampled_from([1, 2])),
         "kernel": draw(st.sampled_from(["sdpa", "eager", "varlen", "flex"])),
@@ -219,14 +222,17 @@ def test_a_hundred_layers_are_looked_at_once():
 
 def test_checkpointing_modes_side_by_side():
     setup = make_setup(spec=make_spec(num_hidden_layers=12))
-    modes = ("none", "selective", "full")
+    modes = ("none", "memory-budget", "selective", "full")
     found = [
         memory_estimate(replace(setup, activation_checkpointing=mode, device_type="cpu"))
         for mode in modes
     ]
-    none, selective, full = (named(estimate, "activations").low.value for estimate in found)
-    assert full < selective < none
-    assert says(found[2].peak_at, "recomputed layer")
+    none, limited, selective, full = (
+        named(estimate, "activations").low.value for estimate in found
+    )
+    assert full < selective < limited < none
+    assert limited == pytest.approx(MEMORY_BUDGET * none, rel=0.1)
+    assert says(found[3].peak_at, "recomputed layer")
 
 
 def test_what_only_a_gpu_has_is_a_range_with_its_source():

@@ -36,7 +36,7 @@ LLAMA = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
 }
-PEAKS = {"none": 30.0, "selective": 20.0, "full": 10.0}
+PEAKS = {"none": 30.0, "memory-budget": 25.0, "selective": 20.0, "full": 10.0}
 
 
 def run_config(**changes: Any) -> RunConfig:
@@ -73,7 +73,7 @@ def of_peak(high_gib: float) -> Any:
 
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimated peak depends on the mode alone: 30, 20 and 10 GiB."""
+    """The estimated peak depends on the mode alone: 30, 25, 20 and 10 GiB."""
     monkeypatch.setattr(
         resolved_setup,
         "memory_estimate",
@@ -83,7 +83,15 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("memory_gib", "mode"),
-    [(80, "none"), (30, "none"), (29.9, "selective"), (19, "full"), (5, "full"), (None, "full")],
+    [
+        (80, "none"),
+        (30, "none"),
+        (29.9, "memory-budget"),
+        (24, "selective"),
+        (19, "full"),
+        (5, "full"),
+        (None, "full"),
+    ],
 )
 def test_auto_is_the_least_recomputation_that_fits(
     peaks: None, memory_gib: float | None, mode: str
@@ -91,9 +99,40 @@ def test_auto_is_the_least_recomputation_that_fits(
     assert resolved(run_config(), memory_gib=memory_gib).setup.activation_checkpointing == mode
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
+        ({"model__lora": None}, False),
+        ({"training__precision": "bf16"}, False),
+    ],
+)
+def test_frozen_weights_rest_in_fp8_beside_plain_adapters_on_one_rank(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    fp8 = {"training__precision": "fp8", "model__lora": {"rank": 4}}
+    config = run_config(**fp8 | changes)
+    alone = resolved(config, num_gpus=1, gpus_per_node=1).setup
+    weight = next(tensor for tensor in alone.spec.blocks[0].tensors if tensor.linear)
+    assert alone.rests_in_fp8(weight) == expected
+    assert not resolved(config).setup.rests_in_fp8(weight)
+
+
+def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:
+    eager = {"training__compile": False}
+    found = resolved(run_config(**eager), memory_gib=29.9)
+    assert found.setup.activation_checkpointing == "selective"
+    limited = {"training__activation_checkpointing": "memory-budget"}
+    assert resolved(run_config(**limited)).setup.activation_checkpointing == "memory-budget"
+    with pytest.raises(UserError, match="compile"):
+        resolved(run_config(**eager, **limited))
+
+
 def test_the_reason_names_the_figures(peaks: None) -> None:
-    reasons = {d.key: d.reason for d in resolved(run_config(), memory_gib=25.0).decisions}
-    expected = "the least recomputation that fits: up to 20 of 25 GiB"
+    reasons = {d.key: d.reason for d in resolved(run_config(), memory_gib=24.0).decisions}
+    expected = "the least recomputation that fits: up to 20 of 24 GiB"
     assert reasons["training.activation_checkpointing"] == expected
     setup = resolved(run_config()).setup
     assert says(choose_checkpointing(setup, 5.0)[1], "nothing fits: ... 10 GiB ... 5 GiB")
@@ -214,7 +253,7 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
 @given(
     st.permutations(CHECKPOINTING_MODES),
     st.floats(0.1, 100),
-    st.lists(st.floats(0.1, 100), min_size=3, max_size=3),
+    st.lists(st.floats(0.1, 100), min_size=4, max_size=4),
 )
 def test_no_mode_with_less_recomputation_would_have_fitted(
     order: Any, memory: float, sizes: list[float]

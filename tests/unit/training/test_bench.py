@@ -1,10 +1,9 @@
-"""What `drillyard bench` computes around the steps: parts of a clock, idle time, the bound of each
-part, and the message where memory runs out."""
+"""What `drillyard bench` computes around the steps: parts of a clock, idle time, and the bound of
+each part."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from tests.unit.estimation.requests import SMALL
 
 from drillyard.config.run import TrainingConfig
 from drillyard.config.run_checks import schedule_problems
-from drillyard.errors import UserError
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import PARTS, part_work
 from drillyard.estimation.step_work import count_work, optimizer_bytes
@@ -57,14 +55,6 @@ def test_the_parts_of_a_clock_add_up_to_its_time(monkeypatch: pytest.MonkeyPatch
     }
 
 
-def test_an_error_leaves_the_part_that_failed_as_the_current_one() -> None:
-    clock = PartClock(torch.device("cpu"))
-    clock.switch("backward")
-    with pytest.raises(KeyError), clock.interrupted_by("gather and reduce"):
-        raise KeyError
-    assert clock.current == "gather and reduce"
-
-
 def test_a_device_idles_where_no_kernel_of_any_stream_runs() -> None:
     assert bench.idle_microseconds([(5.0, 7.0), (0.0, 2.0), (1.0, 4.0), (9.0, 10.0)]) == 1 + 2
     assert bench.idle_microseconds([]) == 0
@@ -81,42 +71,6 @@ def test_the_parts_have_all_work_of_a_step(accumulation: int) -> None:
     assert parts["forward"].seconds(1e12, 1e9) == pytest.approx(
         parts["forward"].flops / 1e12 + parts["forward"].moved_bytes / 1e9
     )
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
-        MemoryError(),
-    ],
-)
-def test_the_end_of_memory_names_the_part_and_a_setting_that_needs_less(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setup = replace(setup_of(), micro_batch_size=8, activation_checkpointing="none")
-    model: Any = SimpleNamespace(resolved=SimpleNamespace(setup=setup))
-    ranks: Any = SimpleNamespace(rank=3)
-    monkeypatch.setattr(bench, "memory_bytes_per_rank", lambda ranks: 2**40)
-    clock = PartClock(torch.device("cpu"))
-    clock.switch("loss")
-    with (
-        pytest.raises(UserError) as raised,
-        bench.explained_out_of_memory(model, clock, ranks),
-    ):
-        raise error
-    text = str(raised.value)
-    assert "rank 3" in text and "`loss`" in text and "predicted" in text
-    assert "training." in text.partition("what would fit")[2]
-
-
-def test_other_errors_stay_what_they_are() -> None:
-    clock, anything = PartClock(torch.device("cpu")), SimpleNamespace()
-    with (
-        pytest.raises(RuntimeError, match="shape"),
-        bench.explained_out_of_memory(anything, clock, anything),  # type: ignore[arg-type]
-    ):
-        raise RuntimeError("shape mismatch")
 
 
 @pytest.mark.parametrize("steps", [None, 3, 800])

@@ -23,6 +23,7 @@ from drillyard.training.resolved_record import (
     RESOLVED_RECORD,
     load_auto_settings,
     read_layouts,
+    replace_settings,
     report_auto_settings,
     report_estimate,
     save_auto_settings,
@@ -182,12 +183,71 @@ def test_what_the_user_sets_is_never_overruled_and_is_another_layout(
     assert kept.settings == {}
 
 
+def test_the_record_says_whether_frozen_weights_rest_in_fp8(
+    config: RunConfig, trained: Path
+) -> None:
+    log: Any = Log()
+    kept = load_auto_settings(config, ranks(), trained)
+    save_auto_settings(kept, resolve(config), trained, log, ["layers.*.mlp.gate"], True)
+    (entry,) = read_layouts(trained)
+    assert (entry["left_in_bf16"], entry["stores_fp8"]) == (["layers.*.mlp.gate"], True)
+
+
 def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
     record(config, tmp_path, mode="selective")
     assert load_auto_settings(config, ranks(), tmp_path).settings == {}
     record(config, tmp_path, mode="none")
     (entry,) = read_layouts(tmp_path)
     assert entry["settings"]["training.activation_checkpointing"] == "none"
+
+
+def test_settings_that_ran_out_of_memory_are_replaced_for_the_next_start(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    record(config, tmp_path, mode="none")
+    kept = load_auto_settings(config, ranks(), tmp_path)
+    resolved = resolve(config, mode="none")
+    changes = replace_settings(kept, resolved, tmp_path, "loss", first_step=0)
+    assert changes is not None and "training.activation_checkpointing: " in changes
+    again = load_auto_settings(config, ranks(), tmp_path)
+    mode = again.settings["training.activation_checkpointing"]
+    assert mode != "none" and again.config.training.activation_checkpointing == mode
+    (entry,) = read_layouts(tmp_path)
+    reason = entry["reasons"]["training.activation_checkpointing"]
+    assert says(reason, "none ran out of memory") and "`loss`" in reason
+
+    # Once more: then what needs least; after that nothing is left.
+    replace_settings(again, resolve(again.config, mode=mode), tmp_path, "loss", first_step=0)
+    last = load_auto_settings(config, ranks(), tmp_path)
+    assert last.config.training.activation_checkpointing == "full"
+    full = resolve(last.config, mode="full")
+    assert replace_settings(last, full, tmp_path, "loss", first_step=0) is None
+
+
+def test_replaced_settings_of_another_config_are_not_taken(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    record(config, tmp_path, mode="none")
+    kept = load_auto_settings(config, ranks(), tmp_path)
+    replace_settings(kept, resolve(config, mode="none"), tmp_path, "loss", first_step=0)
+    shorter = config.data.model_copy(update={"sequence_length": 32})
+    other = config.model_copy(update={"data": shorter})
+    assert load_auto_settings(other, ranks(), tmp_path).settings == {}
+
+
+@pytest.mark.parametrize("changes", [{"activation_checkpointing": "none"}, {}])
+def test_settings_of_the_user_or_of_a_checkpoint_are_not_replaced(
+    config: RunConfig, trained: Path, changes: dict[str, str]
+) -> None:
+    given = config.training.model_copy(update=changes)
+    config = config.model_copy(update={"training": given})
+    record(config, trained, mode="none")
+    kept = load_auto_settings(config, ranks(), trained)
+    before = (trained / RESOLVED_RECORD).read_bytes()
+    first_step = 0 if changes else 4
+    resolved = resolve(config, mode="none")
+    assert replace_settings(kept, resolved, trained, "loss", first_step=first_step) is None
+    assert (trained / RESOLVED_RECORD).read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"layouts": [{"layout": 3}]}', '{"version": 1}'])

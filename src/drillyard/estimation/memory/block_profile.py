@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from drillyard.config.kernel_rules import MEMORY_BUDGET
 from drillyard.estimation.memory.autograd import (
     Ledger,
     MemoryKind,
@@ -59,6 +60,8 @@ class BlockProfile:
 def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
     """Memory that `block` adds. It does not depend on how the model is cut over ranks, so it is
     cached."""
+    if run.mode == "memory-budget":
+        return _limited(block, run)
     if run.fuses:
         return _fused(block, run)
     ledger, mode, itemsize = Ledger(), run.mode, run.itemsize
@@ -136,6 +139,20 @@ def _fused(block: Block, run: BlockInputs) -> BlockProfile:
         found,
         recompute_peak=_plus(found.recompute_peak, -less),
         backward_peak=_plus(found.backward_peak, -less),
+    )
+
+
+def _limited(block: Block, run: BlockInputs) -> BlockProfile:
+    """A compiled block that keeps MEMORY_BUDGET of what it would keep beside its input; at most all
+    of the rest is there at once when its own backward computes it again."""
+    found = profile_block(block, replace(run, mode="none"))
+    result = run.rows * run.hidden_size * run.itemsize
+    less = max(0, int((1 - MEMORY_BUDGET) * (found.kept.total - result)))
+    return replace(
+        found,
+        kept=_plus(found.kept, -less),
+        backward_peak=_plus(found.backward_peak, less),
+        released=_plus(found.released, less),
     )
 
 

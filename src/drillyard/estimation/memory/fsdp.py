@@ -62,6 +62,8 @@ class FsdpUnit:
     packed_shard: int = 0
     """Elements of `shard` in nf4."""
     padding_packed: int = 0
+    fp8_shard: int = 0
+    """Elements of `shard` that rest in fp8."""
 
     @property
     def whole(self) -> int:
@@ -79,6 +81,7 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
     frozen = list(tensors)
     packed = [tensor for tensor in frozen if setup.is_packed(tensor)]
     packed_shard = sum(_chunk(tensor.shape, ranks) for tensor in packed)
+    fp8_shard = sum(tensor.parameters for tensor in frozen if setup.rests_in_fp8(tensor))
     trained = frozen
     if adapters is not None:
         trained = list(_adapter_tensors(frozen, adapters))
@@ -96,6 +99,7 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
         ranks=ranks,
         packed_shard=packed_shard,
         padding_packed=packed_shard * ranks - sum(tensor.parameters for tensor in packed),
+        fp8_shard=fp8_shard,
     )
 
 
@@ -136,10 +140,9 @@ class FsdpMemory:
 
     def resting_bytes(self, unit: FsdpUnit) -> int:
         """Bytes of this rank's shards between their uses: what is frozen rests in compute
-        precision."""
-        return unit.trained_shard * self.master + self._mixed(
-            unit.shard - unit.trained_shard, unit.packed_shard
-        )
+        precision, or in fp8."""
+        frozen = self._mixed(unit.shard - unit.trained_shard, unit.packed_shard)
+        return unit.trained_shard * self.master + frozen - unit.fp8_shard * (self.compute - 1)
 
     def padding_bytes(self, unit: FsdpUnit) -> int:
         """Bytes of all ranks' shards that no parameter has."""
