@@ -20,9 +20,10 @@ def test_each_kind_of_layer_has_one_graph_with_gradients_and_one_without(archite
     assert run_blocks("eager", architecture, batches=3) == 2 * kinds
 
 
-def test_the_first_block_beside_adapters_has_a_graph_of_its_own() -> None:
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen3_moe"])
+def test_the_first_block_beside_adapters_has_a_graph_of_its_own(architecture: str) -> None:
     """Nothing before it is trained, so its input gets no gradient."""
-    assert run_blocks("eager", "llama", LORA, batches=3, num_hidden_layers=3) == 3
+    assert run_blocks("eager", architecture, LORA, batches=3, num_hidden_layers=3) == 3
 
 
 def test_operators_of_a_block_that_is_trained_whole() -> None:
