@@ -10,6 +10,7 @@ Where memory runs out, the micro-batch is halved and the row says so.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
@@ -28,6 +29,7 @@ from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import part_work
 from drillyard.hardware import find_accelerator
+from drillyard.models import adapters, loss
 from drillyard.models.architectures import blocks
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_buffers, init_random
@@ -57,6 +59,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Of meta-llama/Llama-3.2-3B, -1B and Llama-3.1-8B, config.json; what they have in common is in
 `model_of`."""
 
+TECHNIQUES: dict[str, Callable[[], Any]] = {
+    "shared adapter products": lambda: mock.patch.object(
+        adapters, "use_own_forward", lambda model: None
+    ),
+    "summed head gradient": lambda: mock.patch.object(loss, "summed_gradient", lambda model: None),
+    "one-pass optimizer": lambda: mock.patch.object(
+        optimizers, "_fits_one_pass", lambda shards, device: False
+    ),
+}
+"""Patches that leave one out, by its name."""
+
 
 def ours(
     setting: Setting,
@@ -70,13 +83,14 @@ def ours(
     compiled: bool | str = "auto",
     optimizer: str = "adamw",
     fp8_scaling: str | None = None,
-    one_pass: bool = True,
+    without: str | None = None,
 ) -> dict[str, Any]:
     """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
     adapters, if any, on a frozen model, which rests in bf16 or in nf4. `fsdp2`: gather and reduce
     among the one rank, as where weights do not fit whole.
     `compiled` and `optimizer` are the settings `training.compile` and `training.optimizer.name`;
-    with `fp8_scaling` the products are done in fp8. Without `one_pass` the optimizer is torch's."""
+    with `fp8_scaling` the products are done in fp8. `without`: a technique of
+    TECHNIQUES that is left out."""
     compile_quickly(setting)
 
     def measured(size: int) -> dict[str, Any]:
@@ -96,13 +110,9 @@ def ours(
         )
         own_rule = parallelize.holds_whole
         rule = (lambda *_, **__: False) if fsdp2 else own_rule
-        own_choice = optimizers._fits_one_pass
-        choice = own_choice if one_pass else (lambda *_: False)
-        with (
-            ranks_of(config) as ranks,
-            mock.patch.object(parallelize, "holds_whole", rule),
-            mock.patch.object(optimizers, "_fits_one_pass", choice),
-        ):
+        left_out = TECHNIQUES[without]() if without else contextlib.nullcontext()
+        whole = mock.patch.object(parallelize, "holds_whole", rule)
+        with ranks_of(config) as ranks, whole, left_out:
             trainer, set_up = assembled(config, ranks)
             seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
             bound = roofline_seconds(set_up.resolved.setup, setting)

@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.distributed.memory_case import Case, measure, measure_whole, setup_of
 
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
 from drillyard.models import loss
+from drillyard.models.head_product import SummedGradient
 
 TOLERANCE = 0.005
 MOVING = (
@@ -77,6 +79,7 @@ CASES: dict[str, Case] = {
     "replicas": Case(llama(), shard=4, replicate=2),
     "weights-kept": Case(llama(), keeps_unsharded=True),
     "gradients-kept": Case(llama(), keeps_unsharded=True, accumulation=2),
+    "gradients-kept-tied": Case(llama(**TIED), keeps_unsharded=True, accumulation=2),
     "accumulation": Case(llama(), accumulation=3),
     "accumulation-and-replicas": Case(llama(), shard=4, replicate=2, accumulation=4),
     "wide-vocabulary-with-checkpoints": Case(llama(**WIDE_VOCABULARY), checkpointing="full"),
@@ -271,11 +274,17 @@ def test_estimate_is_what_the_tracker_measures(name):
 def test_a_gradient_in_place_of_the_logits_is_estimated_so(case, monkeypatch):
     """As on a GPU, whose kernel needs no memory of its own; here nothing stands for it."""
     monkeypatch.setattr(loss, "loss_and_gradient", lambda logits, *_: (logits[0, 0] * 1.0, logits))
+    monkeypatch.setattr(SummedGradient, "add", add_nothing)
     counted = measure_whole(case) if setup_of(case).holds_whole else measure(case)
     estimated = StepMemory(replace(setup_of(case), device_type="cuda"))
     assert estimated.ledger.peak == pytest.approx(counted.peak, rel=TOLERANCE)
     on_cpu = StepMemory(setup_of(case))
     assert estimated.moments["loss"] < on_cpu.moments["loss"]
+
+
+def add_nothing(gradient: SummedGradient, *unused: Any) -> None:
+    if gradient.total is None:
+        gradient.total = torch.empty_like(gradient.weight, dtype=gradient.dtype)
 
 
 PEAKS_OF_TORCH_2_11 = {

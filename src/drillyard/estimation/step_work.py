@@ -44,6 +44,7 @@ from drillyard.modelspec import (
     adapter_layers,
     adapter_matrices,
     attention_flops_per_token,
+    layers_sharing_input,
 )
 
 FORWARD_PRODUCTS: Final = 2
@@ -235,13 +236,17 @@ class _Product:
 
 def _products(block: Block, setup: Setup) -> list[_Product]:
     """The products of a block in the order in which they are made: each matrix, then the two of its
-    adapter.
+    adapter, of which layers that read one input have the first in common.
 
     Nothing needs the output of the last one, which is only added to others; that of experts is
     weighed, and needed.
     """
     products: list[_Product] = []
     adapters = setup.adapters
+    targets = () if adapters is None else adapters.targets
+    adapted = [
+        layer.name.removesuffix(".weight") for layer in adapter_layers(block.tensors, targets)
+    ]
     for tensor in block.tensors:
         # A router is a matrix even where it is no nn.Linear.
         if not tensor.is_matrix and not (tensor.role == "router" and len(tensor.shape) == 2):
@@ -259,10 +264,12 @@ def _products(block: Block, setup: Setup) -> list[_Product]:
         )
         if adapters is not None and is_adapted and not is_summed:
             rows, columns = tensor.shape
-            products += [
-                _Product(adapters.rank * columns, frozen=False),
-                _Product(adapters.rank * rows, frozen=False),
-            ]
+            name = tensor.name.removesuffix(".weight")
+            sharing = (name,) if adapters.magnitudes else layers_sharing_input(name, adapted)
+            if sharing[0] == name:
+                together = len(sharing) * adapters.rank * columns
+                products.append(_Product(together, frozen=False))
+            products.append(_Product(adapters.rank * rows, frozen=False))
     if products and not block.mlp.num_experts:
         products[-1] = replace(products[-1], needed=False)
         if not products[-1].frozen and adapters is not None:

@@ -34,13 +34,12 @@ from transformers import PreTrainedModel
 
 from drillyard.config.run import LoraConfig
 from drillyard.errors import UserError
+from drillyard.models.adapter_forward import ADAPTER, use_own_forward
 from drillyard.models.nf4 import Nf4Linear, dequantize_linears, quantize_linears, unpack
 from drillyard.models.random_init import module_seed
 from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, without_wrappers
 from drillyard.modelspec import adapter_module_names, model_spec
 
-ADAPTER = "default"
-"""The name that peft gives an adapter by default."""
 LARGEST_UPDATE_ELEMENTS = 2**22
 
 
@@ -78,6 +77,7 @@ def inject_adapters(
         parameter.data = parameter.data.to(dtypes[is_adapter])
         parameter.requires_grad_(is_adapter)
     _require_small_rank(model)
+    use_own_forward(model)
     if quantized:
         quantize_linears(model)
 

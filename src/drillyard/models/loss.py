@@ -8,9 +8,9 @@ the hidden rows and of the head's weights. Those belong to the root's FSDP group
 while the root's forward and backward run.
 
 Cost: rows that carry loss times three products with the head (one forward, two backward). The
-head's gradient, V x H in compute precision (from torch 2.15 on in that of the reduction, which
-FSDP2 asks for), is alive from the loss on. A forward with gradients enabled is taken to be followed
-by a backward.
+head's gradient, V x H, is alive from the loss on and summed by its products (head_product.py): in
+compute precision, or in that of the reduction where FSDP2 asks for it (from torch 2.15 on). A
+forward with gradients enabled is taken to be followed by a backward.
 
 Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of
 chunks), C rows of a chunk, H hidden, V vocabulary.
@@ -23,7 +23,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.data.mapped_sequences import Batch
 from drillyard.models.attention import packed_attention_inputs, to_device
+from drillyard.models.head_product import SummedGradient, summed_gradient
 
 IGNORED = -100
 
@@ -100,27 +101,33 @@ class _LossWithGradients(torch.autograd.Function):
         *weights: torch.Tensor,
     ) -> torch.Tensor:
         hidden_gradient_RH = torch.empty_like(hidden_RH)
-        weight_gradients: list[torch.Tensor] = []
+        head = summed_gradient(causal_lm)
+        others = [weight for weight in weights if head is None or weight is not head.weight]
+        of_others: list[torch.Tensor] = []
         losses = []
         done = 0
         for hidden_CH, targets_C in _chunks(hidden_RH, targets_R, chunk_rows):
             with torch.enable_grad():
                 hidden_CH = hidden_CH.detach().requires_grad_()
-                logits_CV = head_logits(causal_lm, hidden_CH)
+                logits_CV = head_logits(causal_lm, hidden_CH, head)
             loss, logits_gradient_CV = loss_and_gradient(logits_CV.detach(), targets_C, scale)
-            gradients = torch.autograd.grad(logits_CV, [hidden_CH, *weights], logits_gradient_CV)
+            gradients = torch.autograd.grad(logits_CV, [hidden_CH, *others], logits_gradient_CV)
             losses.append(loss)
             hidden_gradient_RH[done : done + len(targets_C)] = gradients[0]
             done += len(targets_C)
-            if weight_gradients:
-                torch._foreach_add_(weight_gradients, gradients[1:])
+            if of_others:
+                torch._foreach_add_(of_others, gradients[1:])
             else:
-                weight_gradients = list(gradients[1:])
+                of_others = list(gradients[1:])
             # Or they would be in memory while the next chunk's are made.
             del logits_CV, logits_gradient_CV, gradients
         # Neither inputs nor outputs; held plainly so that backward can hand them over without a
         # copy.
-        ctx.gradients = [hidden_gradient_RH, *weight_gradients]
+        of_each = dict(zip(others, of_others, strict=True))
+        if head is not None:
+            assert head.total is not None
+            of_each[head.weight] = head.total
+        ctx.gradients = [hidden_gradient_RH, *(of_each[weight] for weight in weights)]
         return functools.reduce(torch.add, losses)
 
     @staticmethod
@@ -254,14 +261,21 @@ def final_hidden(
     return hidden_BTH
 
 
-def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor:
-    """Logits [R, V] of final hidden states, equal to those of the model's own forward.
+def head_logits(
+    model: PreTrainedModel, hidden_RH: torch.Tensor, head: SummedGradient | None = None
+) -> torch.Tensor:
+    """Logits [R, V] of final hidden states, equal to those of the model's own forward. `head` takes
+    the place of the model's.
 
     Under FSDP2 call it inside the root's forward, where the head's weights are gathered.
     """
     stand_in: Any = object.__new__(type(model))
     stand_in.__dict__.update(vars(model))
-    stand_in.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _GivenRows()}
+    modules: dict[str, Any] = {**model._modules, model.base_model_prefix: _GivenRows()}
+    if head is not None:
+        own = cast(Any, model).get_output_embeddings()
+        modules |= {name: head for name, module in modules.items() if module is own}
+    stand_in.__dict__["_modules"] = modules
     output = type(model).forward(
         stand_in, inputs_embeds=hidden_RH[None], use_cache=False, return_dict=True
     )

@@ -7,6 +7,7 @@ from drillyard.modelspec.adapters import (
     adapter_matrices,
     adapter_module_names,
     adapter_parameters,
+    layers_sharing_input,
 )
 from drillyard.modelspec.config_json import model_spec, read_config
 from drillyard.modelspec.families import all_families
@@ -40,6 +41,7 @@ __all__ = [
     "flops_per_token",
     "formula_label",
     "implausible_mfu",
+    "layers_sharing_input",
     "mean_attended_length",
     "model_spec",
     "read_config",

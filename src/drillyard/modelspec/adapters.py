@@ -13,9 +13,9 @@ here they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from drillyard.errors import UserError
 from drillyard.modelspec.spec import ModelSpec, TensorSpec
@@ -23,6 +23,18 @@ from drillyard.modelspec.spec import ModelSpec, TensorSpec
 AdapterTargets = Sequence[str] | Literal["attention", "all-linear"]
 """Names of modules by their last parts (`q_proj`, `attn.c_proj`); those of attention; or all but
 the head."""
+
+
+SHARED_INPUTS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one module that read the same input, where it has several of them."""
+
+
+def layers_sharing_input(name: str, adapted: Collection[str]) -> tuple[str, ...]:
+    """The layers among `adapted`, named by their modules, that read the input of the layer `name`,
+    itself included."""
+    parent, dot, leaf = name.rpartition(".")
+    group = next((names for names in SHARED_INPUTS if leaf in names), (leaf,))
+    return tuple(each for each in (f"{parent}{dot}{other}" for other in group) if each in adapted)
 
 
 def adapter_layers(

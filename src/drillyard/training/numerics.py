@@ -25,7 +25,7 @@ from drillyard.config.run import RunConfig
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.model_setup import ShardedModel
 
-NUMERICS_REVISION: Final = 4
+NUMERICS_REVISION: Final = 6
 """Of Drillyard's own arithmetic. Raise it by one with every change after which some config, on the
 same layout, data, software and hardware, gives other bits of loss, gradient norm or weights than
 before: another order of a sum, another kernel or precision of an intermediate, another use of

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.estimation.step_work import count_work, optimizer_bytes
 from drillyard.estimation.timeline import unit_copies
+from drillyard.models.adapter_forward import use_own_forward
 from drillyard.modelspec import flops_per_token, model_spec, spec_from_counts
 from drillyard.parallel.parallelize import checkpoint_activations
 
@@ -80,6 +81,7 @@ def counted_by_torch(config: dict[str, Any], mode: str, rank: int | None = None)
     blocks = model.transformer.h if config["model_type"] == "gpt2" else model.model.layers
     if rank is not None:
         model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear"))
+        use_own_forward(model)
     for block in blocks:
         checkpoint_activations(block, mode)
     tokens = torch.arange(MICRO_BATCH * SEQUENCE).view(MICRO_BATCH, SEQUENCE) % config["vocab_size"]

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drillyard.models import loss as loss_module
+from drillyard.models.head_product import SummedGradient
 from drillyard.models.loss import (
     LanguageModelLoss,
     builds_kernels,
@@ -146,6 +147,29 @@ def test_bf16_gradients_are_as_near_to_the_truth_as_those_of_autograd() -> None:
             float((g.double() - truth).norm()) for g in (ours[name], parameter.grad)
         )
         assert error < 1.5 * error_of_autograd + 1e-3 * float(truth.norm()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_heads_gradient_is_the_sum_of_its_chunks(dtype: torch.dtype, wide: bool) -> None:
+    """Chunks of odd sizes, one of a single row and one that carries no loss, against fp64."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(53, 19, generator=generator).to(dtype).requires_grad_()
+    if wide and dtype == torch.bfloat16:
+        weight.grad_dtype = torch.float32
+    head, expected = SummedGradient(weight), torch.zeros(53, 19, dtype=torch.float64)
+    for rows, share in ((31, 1.0), (1, 1.0), (17, 0.0), (64, 0.5)):
+        hidden = torch.randn(1, rows, 19, generator=generator).to(dtype).requires_grad_()
+        of_logits = torch.randn(1, rows, 53, generator=generator).to(dtype)
+        of_logits *= torch.rand(1, rows, 1, generator=generator) < share
+        (of_hidden,) = torch.autograd.grad(head(hidden), [hidden], of_logits)
+        assert torch.equal(of_hidden, of_logits @ weight)
+        expected += of_logits[0].double().T @ hidden[0].detach().double()
+    assert head.total is not None and weight.grad is None
+    assert head.total.dtype == (weight.grad_dtype or dtype)
+    rounding = {torch.bfloat16: 2**-7, torch.float32: 1e-6, torch.float64: 1e-14}[dtype]
+    error = (head.total.double() - expected).abs().max() / expected.abs().max()
+    assert error < rounding
 
 
 def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:

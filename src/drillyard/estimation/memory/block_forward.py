@@ -14,6 +14,7 @@ whatever the router chooses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -26,6 +27,7 @@ from drillyard.estimation.memory.operators import (
     activated,
     contraction,
     copied_in_backward,
+    joined,
     linear,
     norm,
     packed_linear,
@@ -40,7 +42,7 @@ from drillyard.estimation.memory.operators import (
     unary,
 )
 from drillyard.estimation.setup import Checkpointing, LoraSetup
-from drillyard.modelspec import Block, adapter_layers, adapter_matrices
+from drillyard.modelspec import Block, adapter_layers, adapter_matrices, layers_sharing_input
 
 INT64: Final = 8
 SCORES_IN_FP32: Final = frozenset({"mixtral"})
@@ -105,6 +107,8 @@ class _BlockForward:
         )
         self.adapted = {tensor.name for tensor in adapted}
         self.weights: dict[str, SizedTensor] = {}
+        self.low_rank: dict[str, tuple[SizedTensor, SizedTensor]] = {}
+        """Rows s A x of a part's adapted layers, and their Bs, alive until the part is done."""
 
     def result(self, hidden_states: SizedTensor) -> SizedTensor:
         norms = [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == "norm"]
@@ -119,6 +123,7 @@ class _BlockForward:
             if first is not None:
                 hidden_states = self._norm(first, hidden_states)
             hidden_states = part(hidden_states)
+            self.low_rank.clear()
             if second is not None:
                 hidden_states = self._norm(second, hidden_states)
             if self.run.model_type in SCALES_BRANCHES:
@@ -132,6 +137,7 @@ class _BlockForward:
         residual = hidden_states
         normed = self._norm(norms[0] if norms else "", hidden_states)
         attended = self._attention(normed)
+        self.low_rank.clear()
         if len(norms) > 1:
             normed = self._norm(norms[1], hidden_states)
         through_mlp = self._mlp(normed)
@@ -179,9 +185,26 @@ class _BlockForward:
         down, up = adapter_matrices(self.shapes[name], self.run.adapters.rank)
         return self.e.weight(prod(down), trained=True), self.e.weight(prod(up), trained=True)
 
+    def _update(self, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
+        """s B A x of the layer `name`: s multiplies A, and layers that read x have one product with
+        their As (models/adapter_forward.py)."""
+        e, rows = self.e, self.run.rows
+        if name not in self.low_rank:
+            names = layers_sharing_input(name, [n.removesuffix(".weight") for n in self.adapted])
+            downs, ups = zip(*(self._adapter(f"{each}.weight") for each in names), strict=True)
+            sizes = [down.elements * rows // (x.elements // rows) for down in downs]
+            together = linear(e, x, self._joined_and_scaled(downs), sum(sizes))
+            lows = [together] if len(sizes) == 1 else e.split(together, sizes)
+            self.low_rank.update(zip(names, zip(lows, ups, strict=True), strict=True))
+        low, up = self.low_rank[name]
+        return linear(e, low, up, rows * outputs)
+
+    def _joined_and_scaled(self, downs: Sequence[SizedTensor]) -> SizedTensor:
+        parts = [scaled(self.e, down) for down in downs]
+        return parts[0] if len(parts) == 1 else joined(self.e, *parts)
+
     def _linear(self, name: str, x: SizedTensor) -> SizedTensor:
-        """The linear layer `name`, with its bias, and its adapter as PEFT's layer has it: result +
-        B(A(x)) * scaling.
+        """The linear layer `name`, with its bias, and the update of its adapter added.
 
         A keeps x, B keeps the low-rank rows, which are few.
         """
@@ -195,11 +218,10 @@ class _BlockForward:
             out = linear(e, x, weight, rows * outputs, bias)
         if adapters is None or f"{name}.weight" not in self.adapted:
             return out
-        down, up = self._adapter(f"{name}.weight")
         if adapters.magnitudes:
+            down, up = self._adapter(f"{name}.weight")
             return plus(e, out, self._rescaled(x, out, down, up, has_bias=bias is not None))
-        low = linear(e, x, down, rows * adapters.rank)
-        summed = plus(e, out, scaled(e, linear(e, low, up, rows * outputs)))
+        summed = plus(e, out, self._update(name, x, outputs))
         e.merge_last_product()
         return summed
 

@@ -3,9 +3,10 @@
 Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the
 gradient's), that gradient in compute precision, and from it the gradients of the chunk's rows and
 of the head. On a GPU the gradient takes the logits' place (models/loss_kernel.py). The head's
-gradient comes in the precision in which FSDP2 reduces it where the parameter's `grad_dtype` makes
-the engine cast it (from torch 2.15 on), else in compute precision. Nothing of a chunk is left when
-the next one is made, but the sums.
+gradient is summed in the precision in which FSDP2 reduces it where the parameter's `grad_dtype`
+asks for it (from torch 2.15 on), else in compute precision; a chunk's part of it is a tensor only
+where the product cannot add to a wider sum (models/head_product.py). Nothing of a chunk is left
+when the next one is made, but the sums.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def loss(
     trained = hidden_size * vocab_size if trains_head else 0
     before, e.kind = e.kind, MemoryKind.LOSS
     hidden_gradient = e.empty(rows * hidden_size)
-    of_head_in_all: SizedTensor | None = None
+    of_head: SizedTensor | None = None
     while rows > 0:
         size = min(chunk, rows)
         rows -= size
@@ -59,18 +60,14 @@ def loss(
         for _ in steps:
             gradient = e.empty(size * vocab_size)
         del logits[1:]
-        narrow = _gradient_of_head(e, trained, e.itemsize)
+        of_head = of_head or _gradient_of_head(e, trained, head_gradient_itemsize)
+        if head_gradient_itemsize != e.itemsize and not in_place:
+            # The chunk's part, gone when it is added.
+            _gradient_of_head(e, trained, e.itemsize)
         of_rows = e.empty(size * hidden_size)
-        del gradient
-        of_head = (
-            narrow
-            if e.itemsize == head_gradient_itemsize
-            else _gradient_of_head(e, trained, head_gradient_itemsize)
-        )
-        of_head_in_all = of_head_in_all or of_head
-        del narrow, logits, logits_gradient, of_rows, of_head
+        del gradient, logits, logits_gradient, of_rows
     e.kind = before
-    return PendingBackward(hidden_gradient, of_head_in_all)
+    return PendingBackward(hidden_gradient, of_head)
 
 
 def _logits(e: Tape, elements: int, steps: str) -> list[SizedTensor]:

@@ -173,14 +173,14 @@ def piece(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:
     return unary(e, x, SizedTensor(elements, x.itemsize, x.storage, None))
 
 
-def joined(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
-    """a and b one after the other, as a copy; the gradients are views of that of the result."""
-    first, second = a.elements, b.elements
+def joined(e: Tape, *parts: SizedTensor) -> SizedTensor:
+    """Parts one after the other, as a copy; the gradients are views of that of the result."""
+    sizes = [part.elements for part in parts]
 
     def backward(g: SizedTensor) -> Gradients:
-        return [SizedTensor(elements, g.itemsize, g.storage, None) for elements in (first, second)]
+        return [SizedTensor(elements, g.itemsize, g.storage, None) for elements in sizes]
 
-    return e.made(e.empty(first + second, a.itemsize), [a, b], [], backward)
+    return e.made(e.empty(sum(sizes), parts[0].itemsize), parts, [], backward)
 
 
 def repeated(e: Tape, x: SizedTensor, times_over: int, *, is_view: bool) -> SizedTensor:

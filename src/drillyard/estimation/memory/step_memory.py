@@ -309,7 +309,8 @@ class StepMemory:
         """From the rows' gradient through the choice of rows and the final norm to the last block's
         result."""
         if waiting.head is not None:
-            self._keep_gradient(waiting.head, adds=adds)
+            # A tied one waits for the embedding's part, and their sum is added.
+            self._keep_gradient(waiting.head, adds=adds, waits=self.spec.tied)
             waiting.head = None
         e.kind = MemoryKind.TEMPORARIES
         zeros = e.empty(self.rows * self.spec.hidden_size)
@@ -331,12 +332,13 @@ class StepMemory:
         source.gradient = None
         self.ledger.take(self._hidden_bytes, MemoryKind.TEMPORARIES)
 
-    def _keep_gradient(self, gradient: SizedTensor, *, adds: bool) -> None:
+    def _keep_gradient(self, gradient: SizedTensor, *, adds: bool, waits: bool = False) -> None:
         """A gradient of one of the root's weights stays, or is added to that of earlier
-        micro-batches."""
+        micro-batches: at once, or at the end of backward if it `waits`."""
         nbytes = gradient.elements * gradient.itemsize
         if not adds:
             self.sharding.whole_gradients[self.root] += nbytes
+        if not adds or waits:
             self.ledger.live[MemoryKind.WHOLE_GRADIENTS] += nbytes
             self.ledger.total += nbytes
 
@@ -364,7 +366,7 @@ class StepMemory:
             summed = spec.head_matrix_parameters * self.head_gradient
             ledger.take(summed, MemoryKind.WHOLE_GRADIENTS)
             ledger.give(summed + table, MemoryKind.WHOLE_GRADIENTS)
-            table = 0
+            table = summed if adds else 0
         if adds:
             ledger.give(table + positions, MemoryKind.WHOLE_GRADIENTS)
         else:
