@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.forked_start import ForkedStarts, kinds_of_forks
+from tests.integration.forked_start import STARTED_FOR_REAL, ForkedStarts
 from tests.integration.held import Holds
 from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
@@ -45,13 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork what the test starts, and the fixtures made for it, unless it is about real starts."""
-    path = item.path.relative_to(Path(__file__).parent)
-    _STARTS.wanted = kinds_of_forks(path.as_posix())
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    test = f"{file}::{item.name.partition('[')[0]}"
+    _STARTS.wanted = STARTED_FOR_REAL.isdisjoint((file, test))
 
 
 def pytest_runtest_teardown() -> None:
     """Tests of other groups may come next."""
-    _STARTS.wanted = frozenset()
+    _STARTS.wanted = False
 
 
 @dataclass(frozen=True)

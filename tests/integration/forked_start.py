@@ -19,15 +19,17 @@ run:
 
 | started for real | what |
 |---|---|
-| test_train.py | two ranks from start to end, killed ranks, standby, the reference of other files |
-| test_signals.py | signals at every stage of a run, two runs of one name, torchrun |
+| test_train.py | two ranks from start to end, killed ranks, standby |
+| test_signals.py | a stop while ranks import, torchrun |
 | test_supervise*.py, test_standby.py, test_watchdog.py | a supervisor and its ranks |
-| test_nodes.py; launch, kubernetes | supervisors of several nodes; all that launchers start |
-| test_chaos.py | faults that `chaos` injects |
-| test_eval_export.py | `eval`, `export`, `generate` |
-| test_memory_faults.py, test_startup_estimate.py, test_interrupt.py | memory, time of imports |
-| test_gcsfuse.py, test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
+| test_nodes.py | supervisors of several nodes |
+| test_chaos.py | `chaos` and the run that it disturbs |
+| test_eval_export.py | `eval` of a model on one and on two ranks, `export` |
+| test_memory_faults.py, test_startup_estimate.py | memory, time of imports |
+| test_gcsfuse.py | a run on a bucket, from kill to resume |
+| test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
 | launch/test_user.py, test_secrets.py, test_slurm_status.py | launching and looking at a run |
+| everywhere | all that launchers start: agents, supervisors, ranks |
 """
 
 from __future__ import annotations
@@ -48,14 +50,16 @@ from typing import Any
 
 STARTED_FOR_REAL = {
     "test_train.py",
-    "test_signals.py",
+    "test_signals.py::test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches",
+    "test_signals.py::test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved",
     "test_nodes.py",
-    "test_chaos.py",
-    "test_eval_export.py",
+    "test_chaos.py::test_a_run_that_fails_undisturbed_is_reported_with_its_error",
+    "test_eval_export.py::test_a_models_loss_is_that_of_its_last_evaluation",
+    "test_eval_export.py::test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers",
+    "test_eval_export.py::test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard",
     "test_memory_faults.py",
     "test_startup_estimate.py",
-    "test_interrupt.py",
-    "test_gcsfuse.py",
+    "test_gcsfuse.py::test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit",
     "test_trackers.py",
     "test_remote_data.py",
     "test_api.py",
@@ -63,6 +67,7 @@ STARTED_FOR_REAL = {
     "launch/test_secrets.py",
     "launch/test_slurm_status.py",
 }
+"""Files of tests, and single tests."""
 _ROOT = Path(__file__).resolve().parents[2]
 COMPUTING, PLAIN = "computing", "plain"
 _COMMANDS = dict.fromkeys(("train", "eval", "export", "generate", "chaos"), COMPUTING)
@@ -107,13 +112,6 @@ def _own_words(command: Sequence[str]) -> tuple[Sequence[str], str]:
     if command[0] == "nsenter" and (network := _NETWORK.fullmatch(command[1])):
         return (command[3:], network[1]) if command[2] == "--" else (command, "")
     return command, ""
-
-
-def kinds_of_forks(file: str) -> frozenset[str]:
-    """The kinds that are forks in a file of tests, named relative to this directory."""
-    if file in STARTED_FOR_REAL:
-        return frozenset()
-    return frozenset({PLAIN} if "/" in file else {COMPUTING, PLAIN})
 
 
 def circumstances() -> list[object]:
@@ -260,17 +258,16 @@ def install(server: Callable[[str], ForkServer | None]) -> None:
 
 
 class ForkedStarts:
-    """The starts of a test session: `wanted` are the kinds of which those of the present test are
-    forks."""
+    """The starts of a test session: `wanted` says whether those of the present test are forks."""
 
     def __init__(self) -> None:
-        self.wanted: frozenset[str] = frozenset()
+        self.wanted = False
         self._servers: dict[str, ForkServer | None] = {}
         self._turn = threading.Lock()
         install(self._present_server)
 
     def _present_server(self, kind: str) -> ForkServer | None:
-        if kind not in self.wanted:
+        if not self.wanted:
             return None
         with self._turn:
             if kind not in self._servers:

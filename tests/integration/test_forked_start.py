@@ -138,3 +138,10 @@ def test_a_plain_command_may_have_another_home_but_not_what_its_imports_read(sta
     assert started(verb="runs", env=other)[1]["imported"] == ["typer"]
     for name in ("PYDANTIC_DISABLE_PLUGINS", "PYTHONUTF8", "LC_ALL"):
         assert not started(verb="runs", env=other | {name: "1"})[1]["imported"]
+
+
+def test_what_is_started_for_real_is_there() -> None:
+    for name in forked_start.STARTED_FOR_REAL:
+        file, _, test = name.partition("::")
+        text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        assert f"def {test or 'test'}" in text, name
