@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ facts = dict(
     streams=[(s.encoding, s.errors, s.line_buffering, s.write_through) for s in
              (sys.stdin, sys.stdout, sys.stderr)],
     open=[n for n in map(int, os.listdir("/proc/self/fd")) if n < 500],
-    main=__name__, imported=[n for n in ("torch", "typer") if n in sys.modules],
+    main=__name__, network=os.readlink("/proc/self/ns/net"),
+    imported=[n for n in ("torch", "typer") if n in sys.modules],
 )
 print(json.dumps(facts), flush=True)
 if len(sys.argv) > 2:
@@ -60,9 +61,9 @@ def started(program: Path) -> Iterator[Any]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(
-        *words: str, verb: str = "train", **options: Any
+        *words: str, verb: str = "train", before: Sequence[str] = (), **options: Any
     ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        command = [sys.executable, str(program), verb, *words]
+        command = [*before, sys.executable, str(program), verb, *words]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen(command, **pipes | options)
         processes.append(process)
@@ -97,6 +98,29 @@ def test_a_fork_is_the_process_that_would_have_been_started(
         assert process.poll() is None
         process.communicate("7\n")
         assert process.returncode == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+def test_a_fork_enters_the_network_that_nsenter_would_enter(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+        network = f"/proc/{other.pid}/ns/net"
+        enter = ["nsenter", f"--net={network}", "--"]
+        process, forked = started(verb="runs", before=enter)
+        with monkeypatch.context() as patched:
+            patched.setattr(forked_start, "_SCRIPTS", set())
+            _, real = started(verb="runs", before=enter)
+        assert (forked.pop("imported"), real.pop("imported")) == (["typer"], [])
+        assert forked.pop("pid") == process.pid and real.pop("pid")
+        assert forked == real and forked["network"] == os.readlink(network)
+        other.stdin.close()
 
 
 def test_it_is_stopped_and_killed_by_its_id(started: Any) -> None:
