@@ -42,12 +42,11 @@ def first(place: Place) -> Accepted:
 
 def test_quick_runs_pass_without_a_fault(hosts: SshHosts, place: Place, first: Accepted) -> None:
     assert first.code == 0 and first.document["verdict"] == "pass", first.output
-    for _ in range(4):
-        again = place.accept("--baseline", place.directory / "baseline.json")
-        # Other tests run beside this one, and half of the baseline's speed may be too much to ask:
-        # benchmarks/acceptance_faults.py, on a quiet machine, demands a pass.
-        assert set(again.failed) <= set(SPEEDS), again.output
-        assert again.document["verdict"] == ("fail" if again.failed else "pass"), again.output
+    again = place.accept("--baseline", place.directory / "baseline.json")
+    # Other tests run beside this one, and half of the baseline's speed may be too much to ask:
+    # benchmarks/acceptance_faults.py, on a quiet machine, demands a pass, and repeats it.
+    assert set(again.failed) <= set(SPEEDS), again.output
+    assert again.document["verdict"] == ("fail" if again.failed else "pass"), again.output
     assert hosts.nothing_left()
 
 
