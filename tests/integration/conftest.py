@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.forked_start import STARTED_FOR_REAL, ForkedStarts
+from tests.integration.forked_start import COMPUTING, PLAIN, STARTED_FOR_REAL, ForkedStarts
 from tests.integration.held import Holds
 from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
@@ -32,7 +32,7 @@ LONGEST_FIRST = [
     "provision/test_hosts_life.py",
 ]
 """Files of minutes: what begins last should end soon after the rest."""
-_STARTS = ForkedStarts()
+_STARTS = ForkedStarts(COMPUTING, PLAIN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

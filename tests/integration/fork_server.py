@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TextIO
 
-from tests.integration.forked_start import COMPUTING, PLAIN, ForkServer, install
+from tests.integration.forked_start import COMPUTING, PLAIN, PROBES, ForkServer, install
 
 # What the commands that compute and their ranks import sooner or later.
 _COMPUTING = [
@@ -46,6 +46,7 @@ _COMPUTING = [
     "transformers.models.encoder_decoder",
     "transformers.processing_utils",
 ]
+_OF_PROBES = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.attention"]
 # Packages whose modules the other commands import.
 _PLAIN = ["acceptance", "cli", "config", "estimation", "hardware", "launch", "loglines"]
 _PLAIN += ["measurement", "modelspec", "provision", "reporting", "supervise", "telemetry", "watch"]
@@ -96,9 +97,10 @@ def main() -> None:
         os.environ.__class__ = _RecordedEnvironment
     from drillyard.cli.torch_import import import_without_collection
 
-    for module in _COMPUTING if kind == COMPUTING else _plain_modules():
+    modules = {COMPUTING: _COMPUTING, PROBES: _OF_PROBES}
+    for module in modules.get(kind) or _plain_modules():
         import_without_collection(module)
-    assert kind == COMPUTING or "torch" not in sys.modules
+    assert kind in modules or "torch" not in sys.modules
     os.chdir("/")
     if not _can_fork():
         return

@@ -69,7 +69,8 @@ STARTED_FOR_REAL = {
 }
 """Files of tests, and single tests."""
 _ROOT = Path(__file__).resolve().parents[2]
-COMPUTING, PLAIN = "computing", "plain"
+COMPUTING, PLAIN, PROBES = "computing", "plain", "probes"
+_PROBE = re.compile(r"/.*/acceptance/torch_(devices|collective|training)\.py")
 _COMMANDS = dict.fromkeys(("train", "eval", "export", "generate", "chaos"), COMPUTING)
 _COMMANDS |= dict.fromkeys(("accept", "checkpoint", "cluster", "diff", "estimate"), PLAIN)
 _COMMANDS |= dict.fromkeys(("hardware", "image", "init", "launch", "metrics", "report"), PLAIN)
@@ -77,7 +78,7 @@ _COMMANDS |= dict.fromkeys(("runs", "schema", "watch"), PLAIN)
 _MODULES = {"drillyard", "drillyard.faults.injection_points"}
 _SCRIPTS = {str(Path(__file__).with_name("held.py"))}
 _MAY_DIFFER = re.compile(
-    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|DRILLYARD_\w+|PYTHONUNBUFFERED"
+    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(DRILLYARD|ACCEPTANCE)_\w+|PYTHONUNBUFFERED"
     r"|TORCHINDUCTOR_CACHE_DIR|PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|COLUMNS|LINES"
     r"|PWD|OLDPWD|SHLVL|_"
 )
@@ -92,8 +93,11 @@ _real_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 def kind_of(command: Sequence[str]) -> str | None:
     """COMPUTING for a command of drillyard's that imports torch or a rank of one, PLAIN for
-    another command of drillyard's, None for what is no fork."""
+    another command of drillyard's, PROBES for a probe of acceptance with torch, None for what is no
+    fork."""
     command = _own_words(command)[0]
+    if len(command) == 2 and _PROBE.fullmatch(command[1]):
+        return PROBES
     if len(command) < 3 or command[0] != sys.executable:
         return None
     if command[1] == "-m" and command[2] in _MODULES:
@@ -258,16 +262,18 @@ def install(server: Callable[[str], ForkServer | None]) -> None:
 
 
 class ForkedStarts:
-    """The starts of a test session: `wanted` says whether those of the present test are forks."""
+    """The starts of a process, a test session for example: those of `kinds` are forks while they
+    are `wanted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: str) -> None:
         self.wanted = False
+        self._kinds = kinds
         self._servers: dict[str, ForkServer | None] = {}
         self._turn = threading.Lock()
         install(self._present_server)
 
     def _present_server(self, kind: str) -> ForkServer | None:
-        if not self.wanted:
+        if not self.wanted or kind not in self._kinds:
             return None
         with self._turn:
             if kind not in self._servers:
@@ -276,7 +282,7 @@ class ForkedStarts:
 
 
 def _started_server(kind: str) -> ForkServer | None:
-    """Start the session's server of a kind; None where the kernel does not let it work."""
+    """Start this process's server of a kind; None where the kernel does not let it work."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.acceptance.faults import BY_NAME, SPEEDS, judged
-from tests.integration.acceptance.places import Accepted, Place, ssh_place
+from tests.integration.acceptance.places import FORKING, Accepted, Place, ssh_place
 from tests.integration.launch.sshd_hosts import SshHosts, hosts_on_a_network
 from tests.integration.tiny_run import TIMEOUT_SECONDS
 
@@ -29,7 +29,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 @pytest.fixture(scope="module")
 def place(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A user of both."""
-    return ssh_place(hosts, tmp_path_factory.mktemp("desk"))
+    return ssh_place(hosts, tmp_path_factory.mktemp("desk"), lines=FORKING)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_fault_is_named_and_moves_with_the_node(
 ) -> None:
     fault, draw = BY_NAME[name], random.Random(f"{name} {SEED}")
     number = draw.randrange(2)
-    turned = ssh_place(hosts, tmp_path / "turned", order=(1, 0))
+    turned = ssh_place(hosts, tmp_path / "turned", order=(1, 0), lines=FORKING)
     with fault.give(hosts, hosts.hosts[number], draw):
         found = turned.accept("--baseline", place.directory / "baseline.json")
     assert judged(fault, hosts.names[number], found) == [], found.output
