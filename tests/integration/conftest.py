@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.forked_start import STARTED_FOR_REAL, ForkedStarts
+from tests.integration.forked_start import COMPUTING, PLAIN, STARTED_FOR_REAL, ForkedStarts
 from tests.integration.held import Holds
 from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
@@ -32,7 +32,7 @@ LONGEST_FIRST = [
     "provision/test_hosts_life.py",
 ]
 """Files of minutes: what begins last should end soon after the rest."""
-_STARTS = ForkedStarts()
+_STARTS = ForkedStarts(COMPUTING, PLAIN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,8 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork what the test starts, and the fixtures made for it, unless it is about real starts."""
-    folder = item.path.parent.name
-    _STARTS.wanted = folder == "integration" and item.path.name not in STARTED_FOR_REAL
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    test = f"{file}::{item.name.partition('[')[0]}"
+    _STARTS.wanted = STARTED_FOR_REAL.isdisjoint((file, test))
 
 
 def pytest_runtest_teardown() -> None:

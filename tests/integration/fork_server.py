@@ -1,5 +1,6 @@
-"""The server of forked_start.py: `python -m tests.integration.fork_server DESCRIPTOR`, where the
-descriptor is a socket on which it takes requests. Linux on x86-64.
+"""The server of forked_start.py: `python -m tests.integration.fork_server DESCRIPTOR KIND`, where
+the descriptor is a socket on which it takes requests and KIND says what it imports. Linux on
+x86-64.
 
 It has one thread, so that its forks find every lock free. Forks leave its loop with the request
 that they are for, become the process that the request describes, and run its program.
@@ -15,20 +16,22 @@ import gc
 import io
 import json
 import os
+import pkgutil
 import platform
+import re
 import runpy
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NoReturn, TextIO
 
-from tests.integration.forked_start import ForkServer, install
+from tests.integration.forked_start import COMPUTING, PLAIN, PROBES, ForkServer, install
 
-# What the commands and their ranks import sooner or later.
-_IMPORTED = [
+# What the commands that compute and their ranks import sooner or later.
+_COMPUTING = [
     "drillyard.cli.main",
     "drillyard.cli.train",
     "drillyard.cli.generate",
@@ -43,12 +46,20 @@ _IMPORTED = [
     "transformers.models.encoder_decoder",
     "transformers.processing_utils",
 ]
+_OF_PROBES = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.attention"]
+# Packages whose modules the other commands import.
+_PLAIN = ["acceptance", "cli", "config", "estimation", "hardware", "launch", "loglines"]
+_PLAIN += ["measurement", "modelspec", "provision", "reporting", "supervise", "telemetry", "watch"]
+# But programs, what imports torch, and the clients of Google, which few commands use.
+_NOT_PLAIN = re.compile(
+    r"drillyard\.(.*\.__main__|acceptance\.(node|torch_probes)\b.*|launch\.vertex\b.*)"
+)
 _FIRST_PRIVATE_DESCRIPTOR = 512
 # linux/sched.h, linux/prctl.h; the number of clone on x86-64, whose order of arguments is
 # flags, stack, parent's tid, child's tid, TLS (clone(2)).
 _CLONE = 56
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
-_CLONE_NEWNS = 0x20000
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP, _PR_GET_TID_ADDRESS = 1, 35, 14, 40
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -77,20 +88,46 @@ _Request = tuple[dict[str, Any], list[int]]
 
 
 def main() -> None:
-    connection = _moved_up(socket.socket(fileno=int(sys.argv[1])))
+    connection, kind = _moved_up(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
     # Imports may set variables of their own.
     imported_with = dict(os.environ)
     # The thread that pyarrow's jemalloc starts would be missing in forks.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+    if kind == PLAIN:
+        os.environ.__class__ = _RecordedEnvironment
     from drillyard.cli.torch_import import import_without_collection
 
-    for module in _IMPORTED:
+    modules = {COMPUTING: _COMPUTING, PROBES: _OF_PROBES}
+    for module in modules.get(kind) or _plain_modules():
         import_without_collection(module)
+    assert kind in modules or "torch" not in sys.modules
     os.chdir("/")
     if not _can_fork():
         return
-    connection.send(b"ready")
-    _become(_fork_until_closed(connection), imported_with)
+    recorded = sorted(_RecordedEnvironment.read) if kind == PLAIN else None
+    connection.send(json.dumps(recorded).encode())
+    _become(_fork_until_closed(connection), imported_with if kind == COMPUTING else None)
+
+
+class _RecordedEnvironment(os._Environ):  # type: ignore[type-arg]
+    """os.environ while plain modules are imported: it knows what they have read."""
+
+    read: ClassVar[set[str]] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.read.add(name)
+        return str(super().__getitem__(name))
+
+
+def _plain_modules() -> Iterator[str]:
+    import drillyard
+
+    for package in _PLAIN:
+        yield (name := f"drillyard.{package}")
+        path = [f"{drillyard.__path__[0]}/{package}"]
+        for module in pkgutil.walk_packages(path, f"{name}."):
+            if not _NOT_PLAIN.fullmatch(module.name):
+                yield module.name
 
 
 def _can_fork() -> bool:
@@ -148,9 +185,12 @@ def _checked(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _become(asked: _Request, imported_with: dict[str, str]) -> None:
-    """Be the process that a request describes, and run its program."""
+def _become(asked: _Request, imported_with: dict[str, str] | None) -> None:
+    """Be the process that a request describes, and run its program. `imported_with`: the
+    environment of the imports, if what this process starts may be forks too."""
     request, (*descriptors, mounts) = asked
+    if request["enters_network"]:
+        _checked(_libc.setns(descriptors.pop(), _CLONE_NEWNET))
     _see(mounts)
     if request["dies_with"] is not None:
         _die_with(request["dies_with"])
@@ -159,7 +199,7 @@ def _become(asked: _Request, imported_with: dict[str, str]) -> None:
     elif request["group"] >= 0:
         os.setpgid(0, request["group"])
     _hold_only(dict(zip(request["descriptors"], descriptors, strict=True)))
-    if "RANK" not in request["environment"]:
+    if imported_with is not None and "RANK" not in request["environment"]:
         connection = _own_server(imported_with)
         if connection is not None:
             # In the forks of the new server.
@@ -168,6 +208,10 @@ def _become(asked: _Request, imported_with: dict[str, str]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if (kubeconfig := sys.modules.get("kubernetes.config.kube_config")) is not None:
+        # It has read this when it was imported.
+        location = os.environ.get("KUBECONFIG", "~/.kube/config")
+        kubeconfig.KUBE_CONFIG_DEFAULT_LOCATION = location  # type: ignore[attr-defined]
     _show(request["command"], request["environment"])
     _open_streams()
     _run(request["command"])
@@ -197,7 +241,7 @@ def _own_server(imported_with: dict[str, str]) -> socket.socket | None:
         return theirs
     theirs.close()
     server = ForkServer(_moved_up(ours), imported_with)
-    install(lambda: server)
+    install(lambda kind: server if kind == COMPUTING else None)
     return None
 
 

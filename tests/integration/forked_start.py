@@ -1,30 +1,36 @@
-"""Commands and ranks that import torch, started as forks of a process that has imported it.
+"""Commands and ranks, started as forks of a process that has imported what they import.
 
-The imports take a process four seconds of a core, and a test of a run starts three processes or
-more. With `ForkedStarts`, `subprocess` asks a server (fork_server.py), which has imported
-everything and computed nothing, for each process that `is_forkable`. The kernel makes the fork a
-child of the process that asked (CLONE_PARENT): its id, exit code, group, descriptors,
-PR_SET_PDEATHSIG and entries in /proc are those of a process that was started. A command has a
-server of its own, forked when it begins, and its ranks are children of the command.
+The imports take a process four seconds of a core with torch (COMPUTING: `train` and the like, and
+their ranks) and half a second without (PLAIN: all other commands), and a test starts three
+processes or more. With `ForkedStarts`, `subprocess` asks a server of that kind (fork_server.py),
+which has imported everything and computed nothing, for each process that has a `kind_of`. The
+kernel makes the fork a child of the process that asked (CLONE_PARENT): its id, exit code, group,
+descriptors, PR_SET_PDEATHSIG and entries in /proc are those of a process that was started. A
+command that computes has a server of its own, forked when it begins, and its ranks are children of
+the command. What plain commands start, agents of launched runs for example, is started for real.
 
-A process is started for real, as ever, wherever a fork could differ: a variable outside
-`_MAY_DIFFER` has another value than while the server imported; limits, control group, user,
+A process is started for real, as ever, wherever a fork could differ: a variable that is
+`read_at_import` has another value than while the server imported; limits, control group, user,
 signals, priority or namespaces, but that of mounts, are others than the server's; code is to run
 in the child before its program; or the kernel does not let this user do it. What differs all the
-same: forks of one server share its hash seed, have torch in memory from the first line on, and do
-not free their objects one by one at the end. Hence `STARTED_FOR_REAL`, some of each kind of run:
+same: forks of one server share its hash seed, have everything in memory from the first line on,
+and do not free their objects one by one at the end. Hence `STARTED_FOR_REAL`, some of each kind of
+run:
 
 | started for real | what |
 |---|---|
-| test_train.py | two ranks from start to end, killed ranks, standby, the reference of other files |
-| test_signals.py | signals at every stage of a run, two runs of one name, torchrun |
+| test_train.py | two ranks from start to end, killed ranks, standby |
+| test_signals.py | a stop while ranks import, torchrun |
 | test_supervise*.py, test_standby.py, test_watchdog.py | a supervisor and its ranks |
-| test_nodes.py; launch, kubernetes | supervisors of several nodes; all that launchers start |
-| test_chaos.py | faults that `chaos` injects |
-| test_eval_export.py | `eval`, `export`, `generate` |
-| test_memory_faults.py, test_startup_estimate.py, test_interrupt.py | memory, time of imports |
+| test_nodes.py | supervisors of several nodes |
+| test_chaos.py | `chaos` and the run that it disturbs |
+| test_eval_export.py | `eval` of a model on one and on two ranks, `export` |
+| test_memory_faults.py, test_startup_estimate.py | memory, time of imports |
 | test_out_of_memory.py | a fault planted at Python's start |
-| test_gcsfuse.py, test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
+| test_gcsfuse.py | a run on a bucket, from kill to resume |
+| test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
+| launch/test_user.py, test_secrets.py, test_slurm_status.py | launching and looking at a run |
+| everywhere | all that launchers start: agents, supervisors, ranks |
 """
 
 from __future__ import annotations
@@ -39,53 +45,79 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 STARTED_FOR_REAL = {
     "test_train.py",
-    "test_signals.py",
+    "test_signals.py::test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches",
+    "test_signals.py::test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved",
     "test_nodes.py",
-    "test_chaos.py",
-    "test_eval_export.py",
+    "test_chaos.py::test_a_run_that_fails_undisturbed_is_reported_with_its_error",
+    "test_eval_export.py::test_a_models_loss_is_that_of_its_last_evaluation",
+    "test_eval_export.py::test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers",
+    "test_eval_export.py::test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard",
     "test_memory_faults.py",
     "test_out_of_memory.py",
     "test_startup_estimate.py",
-    "test_interrupt.py",
-    "test_gcsfuse.py",
+    "test_gcsfuse.py::test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit",
     "test_trackers.py",
     "test_remote_data.py",
     "test_api.py",
+    "launch/test_user.py",
+    "launch/test_secrets.py",
+    "launch/test_slurm_status.py",
 }
+"""Files of tests, and single tests."""
 _ROOT = Path(__file__).resolve().parents[2]
-_COMMANDS = {"train", "eval", "export", "generate", "chaos"}
+COMPUTING, PLAIN, PROBES = "computing", "plain", "probes"
+_PROBE = re.compile(r"/.*/acceptance/torch_(devices|collective|training)\.py")
+_COMMANDS = dict.fromkeys(("train", "eval", "export", "generate", "chaos"), COMPUTING)
+_COMMANDS |= dict.fromkeys(("accept", "checkpoint", "cluster", "diff", "estimate"), PLAIN)
+_COMMANDS |= dict.fromkeys(("hardware", "image", "init", "launch", "metrics", "report"), PLAIN)
+_COMMANDS |= dict.fromkeys(("runs", "schema", "watch"), PLAIN)
 _MODULES = {"drillyard", "drillyard.faults.injection_points"}
 _SCRIPTS = {str(Path(__file__).with_name("held.py"))}
 _MAY_DIFFER = re.compile(
-    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|DRILLYARD_\w+|PYTHONUNBUFFERED"
+    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(DRILLYARD|ACCEPTANCE)_\w+|PYTHONUNBUFFERED"
     r"|TORCHINDUCTOR_CACHE_DIR|PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|COLUMNS|LINES"
     r"|PWD|OLDPWD|SHLVL|_"
 )
-"""Variables that nothing reads while it is imported."""
+"""Variables that nothing reads while what computes is imported."""
+_READ_EARLY = re.compile(r"_?PYTHON\w*|LC_\w+|LANG(UAGE)?|LD_\w+|MALLOC_\w+|TZ|\w+_NUM_THREADS")
+"""Variables that the interpreter and libraries of C read."""
 _INHERITED = {"Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "CapBnd", "NoNewPrivs"}
 _INHERITED |= {"Seccomp", "Cpus_allowed"}
+_NETWORK = re.compile(r"--net=(/.*)")
 _real_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
-def is_forkable(command: Sequence[str]) -> bool:
-    """Whether a command is one of drillyard's that import torch, or a rank of one."""
+def kind_of(command: Sequence[str]) -> str | None:
+    """COMPUTING for a command of drillyard's that imports torch or a rank of one, PLAIN for
+    another command of drillyard's, PROBES for a probe of acceptance with torch, None for what is no
+    fork."""
+    command = _own_words(command)[0]
+    if len(command) == 2 and _PROBE.fullmatch(command[1]):
+        return PROBES
     if len(command) < 3 or command[0] != sys.executable:
-        return False
+        return None
     if command[1] == "-m" and command[2] in _MODULES:
         rest = list(command[3:])
     elif command[1] in _SCRIPTS:
         rest = list(command[2:])
     else:
-        return False
+        return None
     # What the programs that wrap `train` take comes first.
     rest = rest[rest.index("--") + 1 :] if "--" in rest[:2] else rest
-    return bool(rest) and rest[0] in _COMMANDS
+    return _COMMANDS.get(rest[0]) if rest else None
+
+
+def _own_words(command: Sequence[str]) -> tuple[Sequence[str], str]:
+    """A command without the words that enter a network (`nsenter --net=FILE -- ...`), and FILE."""
+    if command[0] == "nsenter" and (network := _NETWORK.fullmatch(command[1])):
+        return (command[3:], network[1]) if command[2] == "--" else (command, "")
+    return command, ""
 
 
 def circumstances() -> list[object]:
@@ -106,9 +138,22 @@ def circumstances() -> list[object]:
     ]
 
 
-def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that has to be the server's."""
-    return {name: value for name, value in environment.items() if not _MAY_DIFFER.fullmatch(name)}
+def read_at_import(environment: Mapping[str, str], recorded: Set[str] | None) -> dict[str, str]:
+    """The part of an environment that has to be the server's; `recorded`: the variables that its
+    imports have read (None: not recorded, which `_MAY_DIFFER` knows).
+
+    sysconfig makes a directory of HOME that nothing uses; the fork sees to what Kubernetes' client
+    makes of KUBECONFIG.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if (
+            not _MAY_DIFFER.fullmatch(name)
+            if recorded is None
+            else (name in recorded - {"HOME", "KUBECONFIG"}) or _READ_EARLY.fullmatch(name)
+        )
+    }
 
 
 def inherited_environment() -> dict[str, str]:
@@ -128,11 +173,17 @@ def parsed(pairs: Sequence[bytes]) -> dict[str, str]:
 
 class ForkServer:
     """A server as the process sees it whose children its forks are; `environment` is what it
-    imported with."""
+    imported with, `recorded` what it read of that."""
 
-    def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        environment: Mapping[str, str],
+        recorded: Set[str] | None = None,
+    ) -> None:
         self._connection = connection
-        self._environment = read_at_import(environment)
+        self._recorded = recorded
+        self._environment = read_at_import(environment, recorded)
         self._circumstances = circumstances()
         self._owner = os.getpid()
         self._turn = threading.Lock()
@@ -151,7 +202,7 @@ class ForkServer:
             and os.path.isdir(directory)
             and (before is None or _dies_with_parent(before))
             and self._owner == os.getpid()
-            and self._environment == read_at_import(environment)
+            and self._environment == read_at_import(environment, self._recorded)
             and self._circumstances == circumstances()
         )
         if not fits:
@@ -160,8 +211,10 @@ class ForkServer:
         given = {target: target if fd == -1 else fd for target, fd in streams.items()}
         given |= {fd: fd for fd in kept if fd != error_pipe}
         given = {target: fd for target, fd in given.items() if _is_open(fd)}
+        words, network = _own_words([os.fsdecode(word) for word in command])
         request = {
-            "command": [os.fsdecode(word) for word in command],
+            "command": words,
+            "enters_network": bool(network),
             "environment": environment,
             "directory": directory,
             "descriptors": list(given),
@@ -169,8 +222,11 @@ class ForkServer:
             "group": group,
             "dies_with": None if before is None else os.getpid(),
         }
-        with self._turn, open("/proc/self/ns/mnt") as mounts, contextlib.suppress(OSError):
-            descriptors = [*given.values(), mounts.fileno()]
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            held.enter_context(self._turn)
+            entered = [path for path in (network, "/proc/self/ns/mnt") if path]
+            spaces = [held.enter_context(open(path)).fileno() for path in entered]
+            descriptors = [*given.values(), *spaces]
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
             return int(self._connection.recv(64) or 0) or None
         return None
@@ -193,12 +249,12 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def install(server: Callable[[], ForkServer | None]) -> None:
-    """Let `subprocess` of this process ask `server()` for what is forkable."""
+def install(server: Callable[[str], ForkServer | None]) -> None:
+    """Let `subprocess` of this process ask `server(kind)` for what is of a kind."""
 
     def forked_or_started(*arguments: Any) -> int:
-        if is_forkable([os.fsdecode(word) for word in arguments[0]]):
-            asked = server()
+        if (kind := kind_of([os.fsdecode(word) for word in arguments[0]])) is not None:
+            asked = server(kind)
             pid = None if asked is None else asked.start(arguments)
             if pid is not None:
                 return pid
@@ -208,27 +264,31 @@ def install(server: Callable[[], ForkServer | None]) -> None:
 
 
 class ForkedStarts:
-    """The starts of a test session: `wanted` says whether those of the present test are forks."""
+    """The starts of a process, a test session for example: those of `kinds` are forks while they
+    are `wanted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: str) -> None:
         self.wanted = False
-        self._server: ForkServer | None = None
-        self._is_tried = False
+        self._kinds = kinds
+        self._servers: dict[str, ForkServer | None] = {}
+        self._turn = threading.Lock()
         install(self._present_server)
 
-    def _present_server(self) -> ForkServer | None:
-        if self.wanted and not self._is_tried:
-            self._is_tried = True
-            self._server = _started_server()
-        return self._server if self.wanted else None
+    def _present_server(self, kind: str) -> ForkServer | None:
+        if not self.wanted or kind not in self._kinds:
+            return None
+        with self._turn:
+            if kind not in self._servers:
+                self._servers[kind] = _started_server(kind)
+            return self._servers[kind]
 
 
-def _started_server() -> ForkServer | None:
-    """Start the session's server; None where the kernel does not let it work."""
+def _started_server(kind: str) -> ForkServer | None:
+    """Start this process's server of a kind; None where the kernel does not let it work."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.integration.fork_server", str(theirs.fileno()), kind],
             cwd=_ROOT,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -236,5 +296,8 @@ def _started_server() -> ForkServer | None:
         )
     atexit.register(process.wait)
     atexit.register(ours.close)
-    server = ForkServer(ours, inherited_environment())
-    return server if ours.recv(64) == b"ready" else None
+    environment = inherited_environment()
+    if not (ready := ours.recv(1 << 16)):
+        return None
+    recorded = json.loads(ready)
+    return ForkServer(ours, environment, None if recorded is None else {*recorded})

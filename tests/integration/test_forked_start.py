@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ facts = dict(
     streams=[(s.encoding, s.errors, s.line_buffering, s.write_through) for s in
              (sys.stdin, sys.stdout, sys.stderr)],
     open=[n for n in map(int, os.listdir("/proc/self/fd")) if n < 500],
-    main=__name__, has_torch="torch" in sys.modules,
+    main=__name__, network=os.readlink("/proc/self/ns/net"),
+    imported=[n for n in ("torch", "typer") if n in sys.modules],
 )
 print(json.dumps(facts), flush=True)
 if len(sys.argv) > 2:
@@ -59,8 +60,10 @@ def started(program: Path) -> Iterator[Any]:
     """Starts the program; what is left of it is killed."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(*words: str, **options: Any) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        command = [sys.executable, str(program), "train", *words]
+    def start(
+        *words: str, verb: str = "train", before: Sequence[str] = (), **options: Any
+    ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        command = [*before, sys.executable, str(program), verb, *words]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen(command, **pipes | options)
         processes.append(process)
@@ -74,7 +77,9 @@ def started(program: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"start_new_session": True}, {"process_group": 0}, {"cwd": "/"}], ids=str
+    "options",
+    [{}, {"start_new_session": True}, {"process_group": 0}, {"cwd": "/"}, {"verb": "runs"}],
+    ids=str,
 )
 def test_a_fork_is_the_process_that_would_have_been_started(
     started: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -83,7 +88,8 @@ def test_a_fork_is_the_process_that_would_have_been_started(
     with monkeypatch.context() as patched:
         patched.setattr(forked_start, "_SCRIPTS", set())
         real = started(**options)
-    assert (forked[1].pop("has_torch"), real[1].pop("has_torch")) == (True, False)
+    imported = ["typer"] if "verb" in options else ["torch", "typer"]
+    assert (forked[1].pop("imported"), real[1].pop("imported")) == (imported, [])
     for process, facts in (forked, real):
         assert facts.pop("pid") == process.pid
         assert facts["parent"] == os.getpid()
@@ -92,6 +98,29 @@ def test_a_fork_is_the_process_that_would_have_been_started(
         assert process.poll() is None
         process.communicate("7\n")
         assert process.returncode == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+def test_a_fork_enters_the_network_that_nsenter_would_enter(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+        network = f"/proc/{other.pid}/ns/net"
+        enter = ["nsenter", f"--net={network}", "--"]
+        process, forked = started(verb="runs", before=enter)
+        with monkeypatch.context() as patched:
+            patched.setattr(forked_start, "_SCRIPTS", set())
+            _, real = started(verb="runs", before=enter)
+        assert (forked.pop("imported"), real.pop("imported")) == (["typer"], [])
+        assert forked.pop("pid") == process.pid and real.pop("pid")
+        assert forked == real and forked["network"] == os.readlink(network)
+        other.stdin.close()
 
 
 def test_it_is_stopped_and_killed_by_its_id(started: Any) -> None:
@@ -105,7 +134,7 @@ def test_it_is_stopped_and_killed_by_its_id(started: Any) -> None:
 def test_a_rank_is_forked_too_and_dies_with_its_supervisor(started: Any) -> None:
     process, _ = started("and a rank", stdin=subprocess.DEVNULL)
     rank = json.loads(process.stdout.readline())
-    assert rank["has_torch"] and rank["parent"] == process.pid and rank["session"]
+    assert "torch" in rank["imported"] and rank["parent"] == process.pid and rank["session"]
     assert "RANK=0" in rank["variables"] and rank["variables"] == rank["shown"]
     process.kill()
     assert process.wait() == -signal.SIGKILL
@@ -123,5 +152,20 @@ def test_where_a_fork_would_differ_the_process_is_started(started: Any, change: 
         "code of the caller": {"preexec_fn": lambda: None},
         "open descriptors": {"close_fds": False},
     }
-    assert not started(**options[change])[1]["has_torch"]
-    assert started(env=os.environ | {"MASTER_PORT": "1"})[1]["has_torch"]
+    for verb in ("train", "runs"):
+        assert not started(verb=verb, **options[change])[1]["imported"]
+    assert "torch" in started(env=os.environ | {"MASTER_PORT": "1"})[1]["imported"]
+
+
+def test_a_plain_command_may_have_another_home_but_not_what_its_imports_read(started: Any) -> None:
+    other = os.environ | {"HOME": "/", "PATH": "/usr/bin", "KUBECONFIG": "/none"}
+    assert started(verb="runs", env=other)[1]["imported"] == ["typer"]
+    for name in ("PYDANTIC_DISABLE_PLUGINS", "PYTHONUTF8", "LC_ALL"):
+        assert not started(verb="runs", env=other | {name: "1"})[1]["imported"]
+
+
+def test_what_is_started_for_real_is_there() -> None:
+    for name in forked_start.STARTED_FOR_REAL:
+        file, _, test = name.partition("::")
+        text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        assert f"def {test or 'test'}" in text, name

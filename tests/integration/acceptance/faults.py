@@ -119,11 +119,13 @@ def slowed_rank(hosts: SshHosts, host: SshHost, draw: random.Random) -> Iterator
 def _wrapped(host: SshHost, lines: str) -> Iterator[None]:
     """The host's Python with these lines before it, for the node program and what it starts."""
     private = host.directory / "private"
+    before = {path: path.read_text(encoding="utf-8") for path in private.glob("python*")}
     wrap_python(private, f'case "$1 $2" in *{NODE_PROGRAM.replace(" ", "*")}*)\n{lines}\n;; esac')
     try:
         yield
     finally:
-        wrap_python(private)
+        for path, text in before.items():
+            path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -24,6 +24,12 @@ WRAPPER = """\
 {lines}
 exec {python} "$@"
 """
+FORKING = f"""\
+case "$1 $2" in
+    */files/acceptance" run") set -- {Path(__file__).with_name("forking_node.py")} "$@" ;;
+esac
+"""
+"""Lines of a wrapper: the node side forks its probes."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,13 @@ class Place:
         return Accepted(given.returncode, output, json.loads(file.read_text(encoding="utf-8")))
 
 
-def ssh_place(hosts: SshHosts, directory: Path, order: tuple[int, ...] = (0, 1)) -> Place:
-    """The hosts, in this order of ranks. Their Python is a script that each has for itself."""
+def ssh_place(
+    hosts: SshHosts, directory: Path, order: tuple[int, ...] = (0, 1), lines: str = ""
+) -> Place:
+    """The hosts, in this order of ranks. Their Python is a script that each has for itself, with
+    these lines, FORKING for example."""
     for host in hosts.hosts:
-        wrap_python(host.directory / "private")
+        wrap_python(host.directory / "private", lines)
         # A shim of pyenv would put its own directories first on the agent's PATH.
         wrap_python(host.home / "bin")
     ssh = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.acceptance.faults import BY_NAME, SPEEDS, judged
-from tests.integration.acceptance.places import Accepted, Place, ssh_place
+from tests.integration.acceptance.places import FORKING, Accepted, Place, ssh_place
 from tests.integration.launch.sshd_hosts import SshHosts, hosts_on_a_network
 from tests.integration.tiny_run import TIMEOUT_SECONDS
 
@@ -29,7 +29,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 @pytest.fixture(scope="module")
 def place(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A user of both."""
-    return ssh_place(hosts, tmp_path_factory.mktemp("desk"))
+    return ssh_place(hosts, tmp_path_factory.mktemp("desk"), lines=FORKING)
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,11 @@ def first(place: Place) -> Accepted:
 
 def test_quick_runs_pass_without_a_fault(hosts: SshHosts, place: Place, first: Accepted) -> None:
     assert first.code == 0 and first.document["verdict"] == "pass", first.output
-    for _ in range(4):
-        again = place.accept("--baseline", place.directory / "baseline.json")
-        # Other tests run beside this one, and half of the baseline's speed may be too much to ask:
-        # benchmarks/acceptance_faults.py, on a quiet machine, demands a pass.
-        assert set(again.failed) <= set(SPEEDS), again.output
-        assert again.document["verdict"] == ("fail" if again.failed else "pass"), again.output
+    again = place.accept("--baseline", place.directory / "baseline.json")
+    # Other tests run beside this one, and half of the baseline's speed may be too much to ask:
+    # benchmarks/acceptance_faults.py, on a quiet machine, demands a pass, and repeats it.
+    assert set(again.failed) <= set(SPEEDS), again.output
+    assert again.document["verdict"] == ("fail" if again.failed else "pass"), again.output
     assert hosts.nothing_left()
 
 
@@ -57,7 +56,7 @@ def test_a_fault_is_named_and_moves_with_the_node(
 ) -> None:
     fault, draw = BY_NAME[name], random.Random(f"{name} {SEED}")
     number = draw.randrange(2)
-    turned = ssh_place(hosts, tmp_path / "turned", order=(1, 0))
+    turned = ssh_place(hosts, tmp_path / "turned", order=(1, 0), lines=FORKING)
     with fault.give(hosts, hosts.hosts[number], draw):
         found = turned.accept("--baseline", place.directory / "baseline.json")
     assert judged(fault, hosts.names[number], found) == [], found.output

@@ -117,7 +117,6 @@ class Team:
                 f"XDG_{name}_HOME": str(self.directory / name.lower())
                 for name in ("CONFIG", "STATE")
             },
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             **{
                 f"HELM_{name}_HOME": str(self.directory / f"helm-{name}")
                 for name in ("CACHE", "CONFIG", "DATA")
