@@ -52,13 +52,14 @@ def test_quick_runs_pass_without_a_fault(hosts: SshHosts, place: Place, first: A
 
 @pytest.mark.parametrize("name", ["a full /dev/shm", "a clock 2 s off"])
 def test_a_fault_is_named_and_moves_with_the_node(
-    hosts: SshHosts, place: Place, first: Accepted, name: str, tmp_path: Path
+    hosts: SshHosts, name: str, tmp_path: Path
 ) -> None:
     fault, draw = BY_NAME[name], random.Random(f"{name} {SEED}")
     number = draw.randrange(2)
     turned = ssh_place(hosts, tmp_path / "turned", order=(1, 0), lines=FORKING)
     with fault.give(hosts, hosts.hosts[number], draw):
-        found = turned.accept("--baseline", place.directory / "baseline.json")
+        # Without a baseline: half of its speed may be too much to ask beside other tests.
+        found = turned.accept()
     assert judged(fault, hosts.names[number], found) == [], found.output
 
 
