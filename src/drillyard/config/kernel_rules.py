@@ -37,7 +37,7 @@ HALF: Final = ("bf16", "fp8")
 MEMORY_BUDGET: Final = 0.75
 """Share of what compiled blocks keep for backward that `activation_checkpointing: memory-budget`
 leaves them at most. A Llama's block gets there (0.66) by computing norms and gates again; where
-that does not suffice, torch takes attention over packed documents next, which is no small one."""
+that does not suffice, torch computes attention over packed documents again, which is expensive."""
 FP8_MULTIPLE: Final = 16
 """Sizes of the operands of an fp8 product are multiples of it (torch._scaled_mm)."""
 

@@ -173,8 +173,8 @@ def resolve_setup(
     )
     if training.activation_checkpointing == "memory-budget" and not setup.compiled:
         raise UserError(
-            "training.activation_checkpointing: memory-budget is of torch.compile, and these blocks"
-            " are not compiled; write selective, or training.compile: true"
+            "training.activation_checkpointing: memory-budget is done by torch.compile, and the"
+            " blocks of this run are not compiled; write selective, or training.compile: true"
         )
     modes = (
         checkpointing_modes(compiled=setup.compiled)

@@ -181,10 +181,10 @@ def builds_kernels() -> bool:
         getattr(driver.active, "utils")  # noqa: B009
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         warnings.warn(
-            "the loss is computed by torch's own operators, which move 28 instead of 6 bytes per"
-            " logit and need memory for a chunk's logits in fp32: triton cannot build its kernel"
-            f" ({error}). It needs a C compiler and Python's headers: apt-get install gcc"
-            " python3-dev",
+            "the loss and the optimizer are computed by torch's own operators, which move 28"
+            " instead of 6 bytes per logit and 12 more per parameter, and need memory for a chunk's"
+            f" logits in fp32: triton cannot build its kernels ({error}). It needs a C compiler and"
+            " Python's headers: apt-get install gcc python3-dev",
             stacklevel=2,
         )
         return False

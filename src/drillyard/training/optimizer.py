@@ -26,6 +26,7 @@ from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
 from drillyard.models.loss import builds_kernels
 from drillyard.models.sharding import local_tensor
+from drillyard.parallel.collectives import gather
 from drillyard.parallel.ranks import Ranks
 from drillyard.parallel.whole_weights import WholeWeights
 from drillyard.training.eight_bit_adamw import EightBitAdamW
@@ -191,9 +192,15 @@ class ShardedAdamW:
 
 
 def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:
-    """Whether the kernel of GPUs can update these shards. Warns where it should and cannot."""
+    """Whether the kernel of GPUs updates these shards: on all ranks or on none, as copies of a
+    model would drift apart by two roundings. Collective on GPUs."""
+    return device.type == "cuda" and all(gather(_kernel_fits(shards, device)))
+
+
+def _kernel_fits(shards: list[LocalShard], device: torch.device) -> bool:
+    """Whether the kernel can update this rank's shards. Warns where it should and cannot."""
     fits = all(each.local.dtype == torch.float32 and each.local.is_contiguous() for each in shards)
-    if device.type != "cuda" or not fits or not builds_kernels():
+    if not fits or not builds_kernels():
         return False
     # Imported here: triton comes only with builds of torch for GPUs.
     from drillyard.training.adamw_kernel import agrees_with_torch

@@ -126,8 +126,13 @@ def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:
     assert found.setup.activation_checkpointing == "selective"
     limited = {"training__activation_checkpointing": "memory-budget"}
     assert resolved(run_config(**limited)).setup.activation_checkpointing == "memory-budget"
-    with pytest.raises(UserError, match="compile"):
+    with pytest.raises(UserError, match="write selective, or"):
         resolved(run_config(**eager, **limited))
+    for remedy in (
+        eager | {"training__activation_checkpointing": "selective"},
+        limited | {"training__compile": True},
+    ):
+        resolved(run_config(**remedy))
 
 
 def test_the_reason_names_the_figures(peaks: None) -> None:

@@ -256,7 +256,7 @@ def test_where_no_kernel_can_be_built_torchs_operators_take_its_place(
     if lacking == "triton":
         monkeypatch.setitem(sys.modules, "triton.runtime", None)
     builds_kernels.cache_clear()
-    with pytest.warns(UserWarning, match="cannot build its kernel"):
+    with pytest.warns(UserWarning, match="cannot build its kernels"):
         assert not builds_kernels()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -67,3 +67,14 @@ def test_a_stacked_bias_does_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
             self.down_proj_bias = nn.Parameter(torch.zeros(4, 2))
 
     assert decaying(nn.ModuleDict({"experts": Experts()}), monkeypatch) == {"experts.down_proj"}
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_all_ranks_update_by_the_kernel_or_none(
+    others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two roundings would let copies of a model drift apart."""
+    monkeypatch.setattr(optimizers, "_kernel_fits", lambda *_: True)
+    monkeypatch.setattr(optimizers, "gather", lambda own: [own, others])
+    assert optimizers._fits_one_pass([], torch.device("cuda")) == others
+    assert not optimizers._fits_one_pass([], torch.device("cpu"))
