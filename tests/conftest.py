@@ -7,10 +7,12 @@ inherited by the processes that tests start.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 CACHE_DIRECTORY = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the modules and tests, millions of objects that live to the end, out of each garbage
+    collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

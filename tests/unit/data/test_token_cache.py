@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -165,18 +166,20 @@ def test_a_builder_replaces_a_damaged_cache_that_stands_in_its_way(
     open_cache(cache_directory(config), "all")
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk() -> Iterator[None]:
-    """No file may grow beyond 2 KiB: writing more fails like a full disk."""
+    """No file may grow beyond 2 KiB: writing more fails like a full disk. Not a fixture: pytest's
+    own output may be a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -184,7 +187,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} " * 400)
     config = make_config(tmp_path / "texts")
-    with pytest.raises(UserError, match="no room left"):
+    with small_disk(), pytest.raises(UserError, match="no room left"):
         prepare(config)
     assert config.data.cache_directory is not None
     assert list((Path(config.data.cache_directory) / "tokenized").iterdir()) == []
