@@ -12,32 +12,44 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
-
 from drillyard.hub_access import denied_status
 
 FETCH = """
+import sys
 from drillyard.config.run import ModelConfig
 from drillyard.data.tokenizer import _load_pretrained
 from drillyard.errors import UserError
 from drillyard.models.meta_model import load_config
 from drillyard.models.pretrained import model_directory
-for fetch in (lambda name: load_config(ModelConfig(id=name)), model_directory, _load_pretrained):
-    try:
-        fetch("org/gated")
-    except UserError as error:
-        print(str(error), end="\\n\\n")
+fetches = (lambda name: load_config(ModelConfig(id=name)), model_directory, _load_pretrained)
+for name in sys.argv[1:]:
+    for fetch in fetches:
+        try:
+            fetch(name)
+        except UserError as error:
+            print(str(error), end="\\n\\n")
 """
+DENIALS: dict[str, tuple[int, dict[str, str]]] = {
+    "org/login": (401, {}),
+    "org/gated-login": (401, {"X-Error-Code": "GatedRepo"}),
+    "org/gated": (403, {"X-Error-Code": "GatedRepo"}),
+    "org/forbidden": (403, {}),
+}
+"""Models, and how the hub denies each."""
 
 
 @contextmanager
-def refusing(status: int, headers: dict[str, str], seen: list[str | None]) -> Iterator[str]:
-    """The address of a hub that answers everything with `status`; `seen` gets each Authorization
+def refusing(seen: list[str | None]) -> Iterator[str]:
+    """The address of a hub that denies every model of DENIALS; `seen` gets each Authorization
     header."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             seen.append(self.headers["Authorization"])
+            (status, headers), *others = [
+                DENIALS[name] for name in DENIALS if f"/{name}/" in f"{self.path}/"
+            ]
+            assert not others
             self.send_response(status)
             for name, value in {**headers, "Content-Length": "0"}.items():
                 self.send_header(name, value)
@@ -59,20 +71,9 @@ def refusing(status: int, headers: dict[str, str], seen: list[str | None]) -> It
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("status", "headers"),
-    [
-        (401, {}),
-        (401, {"X-Error-Code": "GatedRepo"}),
-        (403, {"X-Error-Code": "GatedRepo"}),
-        (403, {}),
-    ],
-)
-def test_a_gated_model_names_the_page_and_never_the_token(
-    status: int, headers: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_gated_model_names_the_page_and_never_the_token(tmp_path: Path) -> None:
     seen: list[str | None] = []
-    with refusing(status, headers, seen) as url:
+    with refusing(seen) as url:
         settings = {
             "HF_ENDPOINT": url,
             "HF_TOKEN": "hf_secret",
@@ -80,16 +81,16 @@ def test_a_gated_model_names_the_page_and_never_the_token(
             "HF_HUB_OFFLINE": "0",
         }
         done = subprocess.run(
-            [sys.executable, "-c", FETCH],
+            [sys.executable, "-c", FETCH, *DENIALS],
             env={**os.environ, **settings, "TRANSFORMERS_OFFLINE": "0"},
             capture_output=True,
             text=True,
             check=True,
         )
     errors = done.stdout.strip().split("\n\n")
-    assert len(errors) == 3
-    for error in errors:
-        assert f"{url}/org/gated" in error and str(status) in error and len(error.splitlines()) <= 2
+    expected = [(name, status) for name, (status, _) in DENIALS.items() for _ in range(3)]
+    for error, (name, status) in zip(errors, expected, strict=True):
+        assert f"{url}/{name}" in error and str(status) in error and len(error.splitlines()) <= 2
     assert "Bearer hf_secret" in seen
     assert "hf_secret" not in done.stdout + done.stderr
     assert not [

@@ -12,9 +12,9 @@ nodes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
 from itertools import islice
 
 from drillyard.config.creation import AddressRanges
@@ -60,34 +60,38 @@ class ClusterRanges:
     data: tuple[IPv4Network, ...]
 
 
-@dataclass
 class _Taken:
     """Ranges that something has: those that nobody may use, then those of the cluster."""
 
-    networks: list[IPv4Network] = field(
-        default_factory=lambda: [each.network for each in address_ranges() if not each.usable]
-    )
+    def __init__(self, networks: Iterable[IPv4Network]) -> None:
+        unusable = (each.network for each in address_ranges() if not each.usable)
+        self._ends = [_ends(network) for network in (*unusable, *networks)]
 
     def first_free(self, prefix: int, rooms: Sequence[str]) -> IPv4Network | None:
         """Take the first free range of this prefix in the first room that has one."""
-        for room in (IPv4Network(each) for each in (*rooms, *_ANY_ROOM)):
-            found = self._free_in(prefix, room)
+        for room in (*rooms, *_ANY_ROOM):
+            found = self._free_in(prefix, IPv4Network(room))
             if found is not None:
-                self.networks.append(found)
+                self._ends.append(_ends(found))
                 return found
         return None
 
     def _free_in(self, prefix: int, room: IPv4Network) -> IPv4Network | None:
         size = 1 << (32 - prefix)
-        start, end = int(room.network_address), int(room.broadcast_address)
+        start, end = _ends(room)
         while start + size - 1 <= end:
-            found = IPv4Network((IPv4Address(start), prefix))
-            taken = next((each for each in self.networks if each.overlaps(found)), None)
-            if taken is None:
-                return found
-            behind = int(taken.broadcast_address) + 1
-            start = -(-behind // size) * size
+            behind = [
+                last + 1 for first, last in self._ends if first < start + size and last >= start
+            ]
+            if not behind:
+                return IPv4Network((start, prefix))
+            start = -(-max(behind) // size) * size
         return None
+
+
+def _ends(network: IPv4Network) -> tuple[int, int]:
+    """The first address and the last."""
+    return int(network.network_address), int(network.broadcast_address)
 
 
 def cluster_ranges(given: AddressRanges, sizes: RangeSizes) -> ClusterRanges:
@@ -111,8 +115,7 @@ def _assigned(
 ) -> tuple[dict[str, IPv4Network | None], list[IPv4Network | None]]:
     """The given ranges and computed ones for the others, by key, and the additional subnets; None
     where no room has place."""
-    taken = _Taken()
-    taken.networks += fixed.values()
+    taken = _Taken(fixed.values())
     found = {
         key: fixed.get(key) or taken.first_free(prefix, _ROOMS[key])
         for key, prefix in _default_prefixes(sizes).items()
@@ -209,9 +212,7 @@ def _refused(network: IPv4Network, earlier: dict[str, IPv4Network]) -> Iterator[
 def _free(
     key: str, prefix: int, others: dict[str, IPv4Network], more: tuple[str, ...] = ()
 ) -> IPv4Network | None:
-    taken = _Taken()
-    taken.networks += others.values()
-    return taken.first_free(prefix, (*_ROOMS[key], *more))
+    return _Taken(others.values()).first_free(prefix, (*_ROOMS[key], *more))
 
 
 def _needed(sizes: RangeSizes) -> dict[str, tuple[int, str]]:
