@@ -8,6 +8,7 @@ cluster (`launch/kubernetes/created_cluster.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -303,9 +304,14 @@ def _node_values(
     found: dict[str, Any] = {"installers": list(installers.values()), "deviceInjector": injector}
     # All but tcpx's prepare the node itself, with an image that has a shell.
     if any(each["stack"] != "tcpx" for each in installers.values()):
-        defaults = yaml.safe_load(chart_directory().joinpath("values.yaml").read_text("utf-8"))
-        found["nodeImage"] = defaults["nodeImage"]
+        found["nodeImage"] = _default_node_image()
     return found
+
+
+@cache
+def _default_node_image() -> str:
+    values = yaml.safe_load(chart_directory().joinpath("values.yaml").read_text("utf-8"))
+    return str(values["nodeImage"])
 
 
 def _with(names: Sequence[str], name: str | None) -> list[str]:

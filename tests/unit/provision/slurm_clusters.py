@@ -42,7 +42,7 @@ def plan(directory: Path, content: dict[str, Any]) -> ClusterPlan:
 def document(found: ClusterPlan, name: str = "blueprint.yaml") -> dict[str, Any]:
     """One of the YAML files of the deployment."""
     assert found.toolkit is not None
-    read: dict[str, Any] = yaml.safe_load(found.toolkit.files[name][0])
+    read: dict[str, Any] = yaml.load(found.toolkit.files[name][0], yaml.CSafeLoader)
     return read
 
 
