@@ -64,7 +64,6 @@ class Project:
             **self._provider.environment,
             "DRILLYARD_CACHE": str(directory / "cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "STORAGE_EMULATOR_HOST": self.store.endpoint,
             # Cloud Storage alone is asked: the stages of the tests answer for the others.
             "DRILLYARD_GOOGLE_ENDPOINT": "http://127.0.0.1:9",
