@@ -404,7 +404,7 @@ def run_rows(rows: list[Row], results: Results, end: float) -> None:
     # A forked process cannot use CUDA if an import of its parent has looked for it; on a CPU forks
     # save the imports.
     context: Any = multiprocessing.get_context("forkserver" if results.device == "cpu" else "spawn")
-    context.set_forkserver_preload(["setups"])
+    context.set_forkserver_preload(["preloaded"])
     to_run = [row for row in rows if results.status(row) != "passed"]
     for row in sorted(to_run, key=lambda row: results.status(row) is not None):
         left = end - time.monotonic()

@@ -30,6 +30,7 @@ run:
 | test_gcsfuse.py | a run on a bucket, from kill to resume |
 | test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
 | launch/test_user.py, test_secrets.py, test_slurm_status.py | launching and looking at a run |
+| provision/test_interruption.py, test_whole_life.py | `cluster` killed at a step, a whole life |
 | everywhere | all that launchers start: agents, supervisors, ranks |
 """
 
@@ -68,6 +69,9 @@ STARTED_FOR_REAL = {
     "launch/test_user.py",
     "launch/test_secrets.py",
     "launch/test_slurm_status.py",
+    "provision/test_interruption.py::"
+    "test_killed_at_any_step_up_ends_in_the_same_state_and_down_in_nothing",
+    "provision/test_whole_life.py",
 }
 """Files of tests, and single tests."""
 _ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +83,8 @@ _COMMANDS |= dict.fromkeys(("hardware", "image", "init", "launch", "metrics", "r
 _COMMANDS |= dict.fromkeys(("runs", "schema", "watch"), PLAIN)
 _MODULES = {"drillyard", "drillyard.faults.injection_points"}
 _SCRIPTS = {str(Path(__file__).with_name("held.py"))}
+_PLAIN_MODULES = {"tests.integration.provision.run_command"}
+"""What is no command of drillyard's and imports what those do."""
 _MAY_DIFFER = re.compile(
     r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(DRILLYARD|ACCEPTANCE)_\w+|PYTHONUNBUFFERED"
     r"|TORCHINDUCTOR_CACHE_DIR|PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|COLUMNS|LINES"
@@ -95,13 +101,15 @@ _real_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 def kind_of(command: Sequence[str]) -> str | None:
     """COMPUTING for a command of drillyard's that imports torch or a rank of one, PLAIN for
-    another command of drillyard's, PROBES for a probe of acceptance with torch, None for what is no
-    fork."""
+    another command of drillyard's and what imports the same, PROBES for a probe of acceptance with
+    torch, None for what is no fork."""
     command = _own_words(command)[0]
     if len(command) == 2 and _PROBE.fullmatch(command[1]):
         return PROBES
     if len(command) < 3 or command[0] != sys.executable:
         return None
+    if command[1] == "-m" and command[2] in _PLAIN_MODULES:
+        return PLAIN
     if command[1] == "-m" and command[2] in _MODULES:
         rest = list(command[3:])
     elif command[1] in _SCRIPTS:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.integration.kubernetes.cluster import IMAGE, NODES, ROOT, Cluster, tool
+from tests.integration.kubernetes.cluster import (
+    IMAGE,
+    NODES,
+    ROOT,
+    Cluster,
+    pause_after_look,
+    tool,
+)
 from tests.integration.tiny_run import TIMEOUT_SECONDS, write_config, write_rows
 
 USER = 1000
@@ -195,8 +202,10 @@ class Team:
 def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What `condition` returns once it is true. TimeoutError."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while True:
+        began = time.monotonic()
+        if found := condition():
+            return found
         if time.monotonic() > end:
             raise TimeoutError(f"not in {seconds:g} s")
-        time.sleep(0.1)
-    return found
+        pause_after_look(began, 0.1)

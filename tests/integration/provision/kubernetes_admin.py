@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.integration.kubernetes.cluster import ROOT, Cluster, tool
+from tests.integration.kubernetes.cluster import Cluster, tool
 from tests.integration.tiny_run import TIMEOUT_SECONDS
 
 CONTEXT = "gke_p_us-central1_c"
@@ -67,7 +67,6 @@ class Admin:
             "KUBECONFIG": str(path),
             "KUBECACHEDIR": str(directory / "kube-cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         }
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:

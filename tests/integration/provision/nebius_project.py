@@ -21,7 +21,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.s3.models import s3_backends
 from tests.integration.provision.fake_cloud import FakeCloud
 from tests.integration.provision.plugin_protocol import Provider
-from tests.integration.provision.project import ROOT, TIMEOUT_SECONDS, terraform
+from tests.integration.provision.project import TIMEOUT_SECONDS, terraform
 from tests.unit.provision.nebius_clusters import config
 from tests.unit.provision.nebius_schema import resource_schemas
 from tests.unit.provision.vm_clusters import KEY
@@ -176,7 +176,6 @@ class NebiusProject:
             **self._provider.environment,
             "DRILLYARD_CACHE": str(directory / "cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "AWS_ACCESS_KEY_ID": "user",
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_ENDPOINT_URL_S3": self.store.endpoint,

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from tests.integration.gcs import TOOLS
+from tests.integration.kubernetes.cluster import pause_after_look
 from tests.integration.provision.bucket_server import BucketServer, StoredBucket
 from tests.integration.provision.fake_cloud import FakeCloud
 from tests.integration.provision.plugin_protocol import Provider
@@ -64,7 +65,6 @@ class Project:
             **self._provider.environment,
             "DRILLYARD_CACHE": str(directory / "cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "STORAGE_EMULATOR_HOST": self.store.endpoint,
             # Cloud Storage alone is asked: the stages of the tests answer for the others.
             "DRILLYARD_GOOGLE_ENDPOINT": "http://127.0.0.1:9",
@@ -222,7 +222,8 @@ def kill(command: subprocess.Popen[str]) -> None:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + TIMEOUT_SECONDS
+    end, began = time.monotonic() + TIMEOUT_SECONDS, time.monotonic()
     while not condition():
         assert time.monotonic() < end, what
-        time.sleep(0.01)
+        pause_after_look(began, 0.01)
+        began = time.monotonic()
