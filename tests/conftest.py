@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -40,6 +41,21 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBL
     os.environ.pop(name, None)
 
 
+def put_python_before_its_shim() -> None:
+    """Have `python3` be the interpreter itself, with what is beside it.
+
+    A shim of pyenv is a shell script, which takes 0.13 s of a core at each of the hundreds of
+    starts of agents.
+    """
+    if (found := shutil.which("python3")) is None:
+        return
+    code = "import sys; print(sys.executable)"
+    done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
+    directory = Path(done.stdout.strip()).parent
+    if done.returncode == 0 and directory != Path(found).parent:
+        os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the
     controller's."""
@@ -58,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     if hasattr(config, "workerinput"):
         return
+    put_python_before_its_shim()
     directory = tempfile.mkdtemp(prefix="drillyard-tests-")
     config.stash[CACHE_DIRECTORY] = directory
     os.environ["DRILLYARD_CACHE"] = os.path.join(directory, "drillyard")

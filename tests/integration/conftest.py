@@ -3,9 +3,6 @@ disturbed."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,24 +33,6 @@ LONGEST_FIRST = [
 ]
 """Files of minutes: what begins last should end soon after the rest."""
 _STARTS = ForkedStarts(COMPUTING, PLAIN)
-
-
-def put_python_before_its_shim() -> None:
-    """Have `python3` be the interpreter itself, with what is beside it.
-
-    A shim of pyenv is a shell script, which takes 0.13 s of a core at each of the hundreds of
-    starts of agents.
-    """
-    if (found := shutil.which("python3")) is None:
-        return
-    code = "import sys; print(sys.executable)"
-    done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=True)
-    directory = Path(done.stdout.strip()).parent
-    if directory != Path(found).parent:
-        os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
-
-
-put_python_before_its_shim()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
