@@ -25,7 +25,7 @@ from drillyard.training import trainer as trainers
 
 STEPS = 4
 WITHOUT: dict[str, tuple[Any, str, Any]] = {
-    "narrow gradients": (trainers, "expect_one_micro_batch", lambda root: None),
+    "narrow gradients": (trainers, "expect_one_micro_batch", lambda *_: None),
     "summed head gradient": (loss, "summed_gradient", lambda model: None),
     "weights kept whole": (parallelize, "holds_whole", lambda *_, **__: False),
 }

@@ -37,7 +37,6 @@ from torch.utils.checkpoint import (
 
 from drillyard.config.kernel_rules import MEMORY_BUDGET, resolve_compile
 from drillyard.config.run import TrainingConfig
-from drillyard.models.loss import head_parameters
 from drillyard.parallel.ranks import Ranks
 from drillyard.parallel.whole_weights import WholeWeights
 
@@ -123,11 +122,12 @@ def _hold_whole(root: Any, compute_dtype: torch.dtype) -> None:
     vars(root)["whole_weights"] = weights
 
 
-def expect_one_micro_batch(root: Any) -> None:
-    """Say, before the first forward, that no step of `root` sums gradients of micro-batches."""
+def expect_one_micro_batch(root: nn.Module, summed: Collection[nn.Parameter]) -> None:
+    """Say, before the first forward, that no step of `root` sums gradients of micro-batches, and
+    that its backward sums those of `summed` from parts."""
     weights: WholeWeights | None = vars(root).get("whole_weights")
     if weights is not None:
-        weights.expect_one_micro_batch(head_parameters(root.causal_lm))
+        weights.expect_one_micro_batch(summed)
 
 
 def end_backward(root: nn.Module) -> None:
