@@ -230,7 +230,9 @@ def total_norm(gradients: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.T
         numbers = [n for n, gradient in enumerate(gradients) if gradient.dtype == each]
         found = torch._foreach_norm([gradients[n] for n in numbers], 2, dtype=dtype)
         norms.update(zip(numbers, found, strict=True))
-    return torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(gradients))]))
+    in_order = torch.stack([norms[n] for n in range(len(gradients))])
+    total: torch.Tensor = torch.linalg.vector_norm(in_order)
+    return total
 
 
 def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:
