@@ -35,6 +35,7 @@ from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_buffers, init_random
 from drillyard.parallel import parallelize
 from drillyard.training import optimizer as optimizers
+from drillyard.training import trainer as trainers
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30
@@ -62,6 +63,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 TECHNIQUES: dict[str, Callable[[], Any]] = {
     "shared adapter products": lambda: mock.patch.object(
         adapters, "use_own_forward", lambda model: None
+    ),
+    "narrow gradients": lambda: mock.patch.object(
+        trainers, "expect_one_micro_batch", lambda *_: None
     ),
     "summed head gradient": lambda: mock.patch.object(loss, "summed_gradient", lambda model: None),
     "one-pass optimizer": lambda: mock.patch.object(

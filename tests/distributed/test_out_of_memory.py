@@ -20,6 +20,7 @@ from drillyard.errors import UserError
 from drillyard.models import loss
 from drillyard.models.architectures import blocks
 from drillyard.parallel.whole_weights import WholeWeights
+from drillyard.training.optimizer import ClippingAdamW
 from drillyard.training.out_of_memory import explained_out_of_memory
 from drillyard.training.trainer import StepWindow
 
@@ -29,7 +30,7 @@ FUNCTIONS: dict[str, tuple[str, Any, str]] = {
     "gather": ("gather and reduce", _fsdp_param_group, "foreach_all_gather"),
     "reduce": ("gather and reduce", _fsdp_param_group, "foreach_reduce"),
     "cast": ("gather and reduce", WholeWeights, "use"),
-    "update": ("optimizer", torch.optim.AdamW, "step"),
+    "update": ("optimizer", ClippingAdamW, "step"),
 }
 """By a name for the place: its part, and the function that fails."""
 

@@ -104,6 +104,18 @@ class Setup:
         return self.world_size == 1 and self.keeps_unsharded
 
     @property
+    def keeps_gradients_narrow(self) -> bool:
+        """Whether gradients, but those that are sums, stay in compute precision up to the update
+        (parallel/whole_weights.py)."""
+        return self.holds_whole and self.gradient_accumulation == 1
+
+    @property
+    def summed_parameters(self) -> int:
+        """Trained parameters whose gradient one backward sums from parts: the head's, tied or
+        not."""
+        return self.spec.head_matrix_parameters if self.adapters is None else 0
+
+    @property
     def updates_in_one_pass(self) -> bool:
         """Whether the kernel of GPUs clips and updates (training/adamw_kernel.py)."""
         return self.device_type == "cuda" and self.precision != "fp64" and not self.packed_moments

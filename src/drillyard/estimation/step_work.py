@@ -155,11 +155,17 @@ def optimizer_bytes(setup: Setup, trainable: int) -> float:
 
     The norm of the gradients reads them once; the update reads weight, gradient and two moments and
     writes all but the gradient. On a GPU it clips too (training/adamw_kernel.py); else clipping
-    reads and writes the gradients once more.
+    reads and writes the gradients once more, and narrow ones are written and read in the master
+    precision.
     """
     clips_apart = setup.clips_gradients and not setup.updates_in_one_pass
+    high, low = MASTER_BYTES[setup.precision], COMPUTE_BYTES[setup.precision]
     passes = 4 + (2 if clips_apart else 0)
-    return (passes * MASTER_BYTES[setup.precision] + 4 * setup.moment_bytes) * trainable
+    narrow = 0
+    if setup.keeps_gradients_narrow and low != high:
+        narrow = trainable - setup.summed_parameters
+    of_narrow = 2 * (low - high) + (0 if setup.updates_in_one_pass else 2 * high)
+    return (passes * high + 4 * setup.moment_bytes) * trainable + of_narrow * narrow
 
 
 def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:

@@ -309,12 +309,12 @@ def unit_copies(setup: Setup, work: Work, unit: UnitWork) -> tuple[float, float]
     A gather casts the local shard from the master to the compute precision (read, write) and copies
     the gathered buffer into the weights (read, write); a reduction casts the gradients into a
     buffer of the master precision. A rank that is alone and holds its weights whole has no FSDP2:
-    it casts those that are trained once a step, and their gradients.
+    it casts those that are trained once a step, and their gradients with several micro-batches.
     """
     low, high = work.compute_bytes, work.master_bytes
     if setup.holds_whole:
         cast = unit.trainable * (low + high) if low != high else 0
-        return cast / work.micro_batches, cast
+        return cast / work.micro_batches, 0.0 if setup.keeps_gradients_narrow else cast
     whole = work.gathered_bytes(unit)
     gather = whole / low / setup.shard * (low + high) + (2 * whole if setup.shard > 1 else 0)
     again = 0.0 if setup.keeps_unsharded or unit is work.root else gather

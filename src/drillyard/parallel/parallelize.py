@@ -122,6 +122,14 @@ def _hold_whole(root: Any, compute_dtype: torch.dtype) -> None:
     vars(root)["whole_weights"] = weights
 
 
+def expect_one_micro_batch(root: nn.Module, summed: Collection[nn.Parameter]) -> None:
+    """Say, before the first forward, that no step of `root` sums gradients of micro-batches, and
+    that its backward sums those of `summed` from parts."""
+    weights: WholeWeights | None = vars(root).get("whole_weights")
+    if weights is not None:
+        weights.expect_one_micro_batch(summed)
+
+
 def end_backward(root: nn.Module) -> None:
     """End a step's last backward: the masters have their gradients. FSDP2 does so itself."""
     weights: WholeWeights | None = vars(root).get("whole_weights")

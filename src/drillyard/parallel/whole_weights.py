@@ -2,15 +2,17 @@
 
 A gather among one rank is a copy, and so is a reduction. Where the weights fit twice, in master and
 in compute precision, a forward uses copies in compute precision that are kept from step to step and
-written once a step, on GPUs by the optimizer as it updates the masters. Gradients arrive in master
-precision. Weights that already have the compute precision (frozen ones, all of fp32 and fp64 runs)
-are used as they are.
+written once a step, on GPUs by the optimizer as it updates the masters. Weights that already have
+the compute precision (frozen ones, all of fp32 and fp64 runs) are used as they are.
+
+A gradient that is a sum arrives in master precision: of several micro-batches, of chunks of the
+loss, of tied weights; as with FSDP2 from torch 2.15 on. With one micro-batch all others stay as
+autograd made them: a wider one would have the same value.
 
 Bytes moved per trained parameter and step under bf16: 6 to write the copy (4 read, 2 written; 2
-where the optimizer does it) and 6 to widen the gradient (2 read, 4 written), 18 for each further
-micro-batch (widen, then add). FSDP2 among one rank moves 10 per gather and 14 per reduction. Sums
-that meet in one gradient (chunks of the loss, tied weights) are wide, as with FSDP2 from torch 2.15
-on.
+where the optimizer does it); with several micro-batches 6 to widen the first gradient (2 read, 4
+written) and 18 for each further one (widen, then add). FSDP2 among one rank moves 10 per gather and
+14 per reduction.
 
 Between steps the modules hold the masters, so that loading, saving and exporting see what they see
 of any other model.
@@ -18,7 +20,8 @@ of any other model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -33,11 +36,20 @@ class WholeWeights:
         self._root = root
         self._in_use = False
         self._copies: dict[nn.Parameter, nn.Parameter] | None = None
+        self._summed: set[nn.Parameter] | None = None
+        """Masters whose gradients are sums; None: all."""
         self._written: dict[nn.Parameter, int] = {}
         """Versions of the masters whose copies the optimizer has written."""
         self._places: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         """(parameters of a module, name, master) of each weight that has a copy."""
         root.register_forward_pre_hook(lambda *_: self.use())
+
+    def expect_one_micro_batch(self, summed: Collection[nn.Parameter]) -> None:
+        """Say, before the first forward, that each step has a single backward, which sums the
+        gradients of `summed` from parts, and those of tied weights."""
+        assert self._copies is None
+        uses = Counter(each for _, each in self._root.named_parameters(remove_duplicate=False))
+        self._summed = {*summed, *(each for each, count in uses.items() if count > 1)}
 
     def use(self) -> None:
         """Put up-to-date copies in the place of the masters; nothing happens where they are."""
@@ -88,6 +100,9 @@ class WholeWeights:
                 if master not in copies:
                     copy = torch.empty_like(master, dtype=self.compute_dtype)
                     copies[master] = nn.Parameter(copy, requires_grad=master.requires_grad)
-                    copies[master].grad_dtype = master.dtype
+                    is_sum = self._summed is None or master in self._summed
+                    # None: as it comes.
+                    copies[master].grad_dtype = master.dtype if is_sum else None
+                    master.grad_dtype = None
                 self._places.append((module._parameters, name, master))
         return copies

@@ -31,8 +31,8 @@ def is_packed(shape: Sequence[int]) -> bool:
 
 
 class EightBitAdamW:
-    """As much of `torch.optim.AdamW` as ShardedAdamW uses. `found_inf`: 1 on the device skips a
-    step."""
+    """As much of `torch.optim.AdamW` as ShardedAdamW uses, which clips too. `factor`: of all
+    gradients, and `found_inf`: 1 skips a step; both on the device."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class EightBitAdamW:
         self.param_groups = [{**group, "lr": lr, "betas": betas, "eps": eps} for group in groups]
         self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self.found_inf: torch.Tensor | None = None
+        self.factor: torch.Tensor | None = None
         device = groups[0]["params"][0].device if groups[0]["params"] else None
         self._maps = {
             "exp_avg": torch.tensor(quant_utils.create_dynamic_map(signed=True), device=device),
@@ -100,6 +101,8 @@ class EightBitAdamW:
     ) -> None:
         assert parameter.grad is not None
         weights, gradient = parameter[rows], parameter.grad[rows].to(parameter.dtype)
+        if self.factor is not None:
+            gradient = gradient * self.factor
         beta1, beta2 = group["betas"]
         first = self._read(state, "exp_avg", rows).lerp_(gradient, 1 - beta1)
         second = self._read(state, "exp_avg_sq", rows)

@@ -7,20 +7,21 @@ finite stays on the device and goes into the fused kernel as `found_inf`, torch'
 steps: parameters, moments and step count are then not changed. Nothing here waits for the device.
 
 On a GPU a kernel of our own clips, updates, and writes the copies in compute precision of a rank
-that holds its weights whole, all in one pass (adamw_kernel.py).
+that holds its weights whole, all in one pass (adamw_kernel.py). Gradients that come narrower than
+the masters (parallel/whole_weights.py) are widened as they are used, which changes no bit.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.adamw import adamw
 
 from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
@@ -78,6 +79,8 @@ class ShardedAdamW:
         self.clipping = clipping
         self.shards = local_shards(root)
         self.dtype = self.shards[0].local.dtype
+        for shard in self.shards:
+            shard.local.grad_dtype = None  # that of the gradient
         decaying: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for shard in self.shards:
@@ -93,7 +96,7 @@ class ShardedAdamW:
             "betas": config.betas,
             "eps": config.epsilon,
         }
-        # Also `OnePassAdamW`, whose module needs triton.
+        # Of three classes with `factor` and `found_inf`; `OnePassAdamW`'s module needs triton.
         self.optimizer: Any
         self.one_pass = config.name == "adamw" and _fits_one_pass(self.shards, ranks.device)
         self.whole_weights: WholeWeights | None = vars(root).get("whole_weights")
@@ -107,7 +110,7 @@ class ShardedAdamW:
 
                 self.optimizer = OnePassAdamW(groups, **constants)
             else:
-                self.optimizer = torch.optim.AdamW(groups, **constants, fused=True)
+                self.optimizer = ClippingAdamW(groups, **constants, fused=True)
             for shard in self.shards:
                 self.optimizer.state[shard.local] = {
                     "step": torch.zeros((), dtype=torch.float32, device=ranks.device),
@@ -141,16 +144,9 @@ class ShardedAdamW:
         loss, norm = self._global_loss_and_norm(loss_sum)
         found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
         self.optimizer.found_inf = found_inf
+        self.optimizer.factor = self._clip_factor(norm)
         if self.one_pass:
-            self.optimizer.factor = self._clip_factor(norm)
             self.optimizer.copies = self._copies()
-        elif self.clipping is not None:
-            clip_grads_with_norm_(
-                [shard.local for shard in self.shards],
-                self.clipping,
-                norm.to(self.dtype),
-                foreach=True,
-            )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
@@ -176,9 +172,8 @@ class ShardedAdamW:
         }
 
     def _global_loss_and_norm(self, loss_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        norm = get_total_norm(
-            [shard.local.grad for shard in self.shards if shard.local.grad is not None],
-            foreach=True,
+        norm = total_norm(
+            [shard.local.grad for shard in self.shards if shard.local.grad is not None], self.dtype
         )
         # Replicas have the same gradients: each adds its share of the squared norm.
         both = torch.stack([norm.double().square() / self.ranks.num_replicas, loss_sum.double()])
@@ -189,6 +184,55 @@ class ShardedAdamW:
         total, row, longest = self.skipped.unbind()
         row = (row + found_inf) * found_inf
         self.skipped = torch.stack([total + found_inf, row, torch.maximum(longest, row)])
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """torch's fused AdamW, a tensor at a time: its gradient is widened and multiplied by `factor`
+    for its own update, so no more than one wide copy is in memory."""
+
+    found_inf: torch.Tensor | None = None
+    factor: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters and their moments, unless `found_inf` is 1."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                gradient = parameter.grad.to(parameter.dtype)
+                if self.factor is not None:
+                    gradient *= self.factor
+                adamw(
+                    [parameter],
+                    [gradient],
+                    [state["exp_avg"]],
+                    [state["exp_avg_sq"]],
+                    [],
+                    [state["step"]],
+                    fused=True,
+                    found_inf=self.found_inf,
+                    amsgrad=False,
+                    maximize=False,
+                    beta1=beta1,
+                    beta2=beta2,
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                )
+
+
+def total_norm(gradients: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Norm of all `gradients`, of one or several precisions, computed in `dtype`: the bits of
+    torch.nn.utils.get_total_norm on gradients of `dtype`."""
+    norms: dict[int, torch.Tensor] = {}
+    for each in {gradient.dtype for gradient in gradients}:
+        numbers = [n for n, gradient in enumerate(gradients) if gradient.dtype == each]
+        found = torch._foreach_norm([gradients[n] for n in numbers], 2, dtype=dtype)
+        norms.update(zip(numbers, found, strict=True))
+    in_order = torch.stack([norms[n] for n in range(len(gradients))])
+    total: torch.Tensor = torch.linalg.vector_norm(in_order)
+    return total
 
 
 def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:

@@ -23,8 +23,8 @@ from drillyard.config.kernel_rules import resolve_compile
 from drillyard.config.run import RunConfig
 from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError
-from drillyard.models.loss import loss_inputs
-from drillyard.parallel.parallelize import end_backward
+from drillyard.models.loss import head_parameters, loss_inputs
+from drillyard.parallel.parallelize import end_backward, expect_one_micro_batch
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import StepRecord
 from drillyard.training.late_figures import PendingFigures, device_event
@@ -110,6 +110,8 @@ class Trainer:
         self.shape = shape
         self.total_steps = total_steps
         self.accumulate_locally = model.small and shape.accumulation > 1
+        if shape.accumulation == 1:
+            expect_one_micro_batch(self.root, head_parameters(model.causal_lm))
         self.steps_done = 0
         self.reads_late = ranks.device.type == "cuda"
         self._pending: PendingFigures[LoggedStep] | None = None

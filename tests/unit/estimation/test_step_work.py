@@ -188,6 +188,20 @@ def test_a_rank_that_is_alone_casts_its_weights_once_a_step_and_gathers_nothing(
     assert unit_copies(alone, work, unit) == (6 * unit.parameters / 4, 6 * unit.parameters)
     full = replace(alone, precision="fp32")
     assert unit_copies(full, count_work(full), unit) == (0, 0)
+    at_once = replace(alone, gradient_accumulation=1)
+    assert unit_copies(at_once, count_work(at_once), unit) == (6 * unit.parameters, 0)
+
+
+def test_with_one_micro_batch_norm_and_update_read_gradients_in_bf16():
+    """But that of the head, which is a sum."""
+    alone = setup(precision="bf16", shard=1, keeps_unsharded=True)
+    head = alone.summed_parameters
+    assert head == alone.spec.head_matrix_parameters
+    assert optimizer_bytes(alone, head + 10) == 32 * head + (32 - 4) * 10
+    several = replace(alone, gradient_accumulation=2)
+    assert optimizer_bytes(several, head + 10) == 32 * (head + 10)
+    adapted = replace(alone, adapters=LoraSetup(4, "all-linear"))
+    assert optimizer_bytes(adapted, 10) == (32 - 4) * 10
 
 
 @settings(max_examples=50)

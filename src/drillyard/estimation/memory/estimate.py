@@ -231,7 +231,7 @@ def _state_bytes(step: StepMemory) -> dict[str, int]:
     units = step.units
     return {
         "parameters": sum(step.sharding.resting_bytes(u) for u in units),
-        "gradients": sum(u.trained_shard for u in units) * step.master,
+        "gradients": step.gradient_bytes,
         "optimizer": step.optimizer_bytes,
         "padding": sum(step.sharding.padding_bytes(u) for u in units) // step.setup.shard,
     }

@@ -17,7 +17,8 @@ The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 t
   the shards, or is added to it.
 
 A rank that is alone and keeps its weights has no FSDP2: their copies in compute precision are there
-all the time, and gradients come in master precision (parallel/whole_weights.py).
+all the time; gradients come in compute precision, or in that of masters where they are sums
+(parallel/whole_weights.py).
 
 Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before
 until its own weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares

@@ -52,7 +52,8 @@ class StepMemory:
         self.compute = COMPUTE_BYTES[setup.precision]
         self.master = MASTER_BYTES[setup.precision]
         is_older = setup.torch_release < REWRITTEN_IN and not setup.holds_whole
-        self.gradient_itemsize = self.master if setup.holds_whole else None
+        widens = setup.holds_whole and not setup.keeps_gradients_narrow
+        self.gradient_itemsize = self.master if widens else None
         self.head_gradient = self.compute if is_older else self.master
         self.adds_at_once = not is_older or self.compute == self.master
         self.ledger = Ledger()
@@ -103,6 +104,15 @@ class StepMemory:
             for u in self.units
         )
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradients of this rank's shards when the optimizer begins."""
+        trained = sum(unit.trained_shard for unit in self.units)
+        if not self.setup.keeps_gradients_narrow:
+            return trained * self.master
+        summed = self.setup.summed_parameters
+        return summed * self.master + (trained - summed) * self.compute
+
     @contextmanager
     def during(self, moment: str) -> Iterator[None]:
         """A phase of the step: its peak goes to `moments`, and is the step's where it is the
@@ -130,14 +140,31 @@ class StepMemory:
         for number in range(count):
             self._micro_batch(first=number == 0, last=number == count - 1)
         with self.during("optimizer step"):
-            # The norm of each gradient, and all of them in one tensor
-            # (torch.nn.utils.get_total_norm).
-            CountedStorage(
-                self.ledger,
-                2 * sum(u.num_trained for u in self.units) * self.master,
-                MemoryKind.TEMPORARIES,
-            )
+            # The norm of each gradient, and all of them in one tensor.
+            norms = 2 * sum(u.num_trained for u in self.units) * self.master
+            CountedStorage(self.ledger, norms, MemoryKind.TEMPORARIES)
+        if self._widens_at_update:
+            with self.during("update of the largest weight"):
+                CountedStorage(
+                    self.ledger, self._largest_narrow * self.master, MemoryKind.TEMPORARIES
+                )
         del batches
+
+    @property
+    def _widens_at_update(self) -> bool:
+        """Whether torch's AdamW updates, which needs each narrow gradient in master precision."""
+        takes_narrow = self.setup.updates_in_one_pass or self.setup.packed_moments
+        narrow = self.setup.keeps_gradients_narrow and self.compute != self.master
+        return narrow and not takes_narrow
+
+    @property
+    def _largest_narrow(self) -> int:
+        """Elements of the largest tensor whose gradient is in compute precision."""
+        if self.setup.adapters is not None:
+            return max(unit.largest_trained for unit in self.units)
+        summed = {"head", "embedding"} if self.spec.tied else {"head"}
+        of_root = (t.parameters for t in self.spec.root if t.role not in summed)
+        return max(*of_root, *(unit.largest_trained for unit in self.units[: self.root]))
 
     def _take_state(self) -> None:
         """Weights and moments of this rank's shards; they are there all the time."""
@@ -353,11 +380,12 @@ class StepMemory:
         )
         ledger.take(table + positions, MemoryKind.WHOLE_GRADIENTS)
         ledger.give(self._hidden_bytes, MemoryKind.TEMPORARIES)
-        if self.gradient_itemsize is not None and self.master != self.compute:
-            narrow = table + positions
-            table, positions = (
-                nbytes // self.compute * self.master for nbytes in (table, positions)
-            )
+        narrow = table + positions
+        if self.gradient_itemsize is not None:
+            positions = positions // self.compute * self.master
+        if self.gradient_itemsize is not None or (self.setup.holds_whole and spec.tied):
+            table = table // self.compute * self.master
+        if table + positions != narrow:
             ledger.take(table + positions, MemoryKind.WHOLE_GRADIENTS)
             ledger.give(narrow, MemoryKind.WHOLE_GRADIENTS)
         if spec.tied:
