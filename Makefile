@@ -78,10 +78,10 @@ unit: setup
 
 # Two files at a time: while the ranks of one start, those of the other compute.
 distributed: setup
-	@$(PYTEST) tests/distributed -n 2 --dist loadfile --durations=5
+	@$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations=5
 
 # Schedulers, hosts and clusters are waited for most of the time, hence three files at a time on two cores. The longest
-# come first (LONGEST_FIRST in the conftest.py), so that all workers end at about the same time.
+# come first (LONGEST_FIRST in tests/conftest.py), so that all workers end at about the same time.
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse

@@ -236,10 +236,11 @@ def run_blocks(
     architecture: str,
     lora: dict[str, Any] | None = None,
     batches: int = 1,
+    tokens: int = TOKENS,
     **changes: Any,
 ) -> int:
-    """Train and evaluate a tiny model whose blocks `backend` compiles, on micro-batches with ever
-    more documents; returns the number of graphs that torch has made."""
+    """Train and evaluate a tiny model whose blocks `backend` compiles, on micro-batches of so many
+    `tokens` with ever more documents; returns the number of graphs that torch has made."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with (
@@ -250,7 +251,7 @@ def run_blocks(
     ):
         root = _compiled_model(architecture, lora, changes)
         for documents in range(1, batches + 1):
-            inputs = _inputs(root, documents)
+            inputs = _inputs(root, documents, tokens)
             root(**inputs).backward()
             with torch.no_grad():
                 root(**inputs)
@@ -289,11 +290,11 @@ def _compiled_model(
     return LanguageModelLoss(model)
 
 
-def _inputs(root: LanguageModelLoss, documents: int) -> dict[str, Any]:
-    length = TOKENS // 2
+def _inputs(root: LanguageModelLoss, documents: int, tokens: int) -> dict[str, Any]:
+    length = tokens // 2
     document_ids = np.minimum(np.arange(length) // 8, documents - 1).astype(np.int32)
-    tokens = np.tile(np.arange(length, dtype=np.int64) % VOCAB, (2, 1))
-    batch = Batch(tokens, tokens, np.tile(np.arange(length), (2, 1)), np.tile(document_ids, (2, 1)))
+    ids = np.tile(np.arange(length, dtype=np.int64) % VOCAB, (2, 1))
+    batch = Batch(ids, ids, np.tile(np.arange(length), (2, 1)), np.tile(document_ids, (2, 1)))
     return vars(loss_inputs(batch, root.causal_lm, "varlen", torch.device("cpu"), None))
 
 

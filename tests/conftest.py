@@ -23,6 +23,28 @@ from hypothesis import HealthCheck, settings
 # gets here.
 TIMEOUT_SECONDS = {"unit": 180, "security": 180, "distributed": 900, "integration": 1800}
 
+LONGEST_FIRST = [
+    "distributed/test_block_graphs.py",
+    "distributed/test_models_memory.py",
+    "distributed/test_memory_tracker.py",
+    "integration/kubernetes/test_runs.py",
+    "integration/launch/test_slurm.py",
+    "integration/launch/test_ssh.py",
+    "integration/kubernetes/test_lost_node.py",
+    "integration/acceptance/test_accept_ssh.py",
+    "integration/test_soak.py",
+    "integration/launch/test_local.py",
+    "integration/acceptance/test_accept_slurm.py",
+    "integration/test_gpu_rows.py",
+    "integration/kubernetes/test_waiting.py",
+    "integration/kubernetes/test_queue.py",
+    "integration/kubernetes/test_image.py",
+    "integration/acceptance/test_lost_nodes.py",
+    "integration/provision/test_slurm_life.py",
+    "integration/provision/test_hosts_life.py",
+]
+"""Files of minutes: what begins last should end soon after the rest (`--no-loadscope-reorder`)."""
+
 os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -104,7 +126,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its directory and limit its time."""
+    """Mark each test by its directory and limit its time; the longest files begin."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FIRST)}
+    assert all(path.is_file() for path in place)
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     for item in items:
         group = item.path.relative_to(Path(__file__).parent).parts[0]
         if group in TIMEOUT_SECONDS:

@@ -20,6 +20,8 @@ from drillyard.estimation.setup import installed_torch
 IS_OLDER = installed_torch() < REWRITTEN_IN
 """Then compiled graphs are grouped and split otherwise."""
 
+FEW_TOKENS = 64
+"""Where graphs are counted alone: their products are computed, in bf16 on a CPU."""
 TWO_KINDS_OF_LAYERS = {"qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "cohere2", "smollm3"}
 """With and without a window, or with and without rotary positions."""
 
@@ -27,13 +29,14 @@ TWO_KINDS_OF_LAYERS = {"qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "cohe
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_each_kind_of_layer_has_one_graph_with_gradients_and_one_without(architecture: str) -> None:
     kinds = 2 if architecture in TWO_KINDS_OF_LAYERS else 1
-    assert run_blocks("eager", architecture, batches=3) == 2 * kinds
+    assert run_blocks("eager", architecture, batches=3, tokens=FEW_TOKENS) == 2 * kinds
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen3_moe"])
 def test_the_first_block_beside_adapters_has_a_graph_of_its_own(architecture: str) -> None:
     """Nothing before it is trained, so its input gets no gradient."""
-    assert run_blocks("eager", architecture, LORA, batches=3, num_hidden_layers=3) == 3
+    few = {"tokens": FEW_TOKENS, "num_hidden_layers": 3}
+    assert run_blocks("eager", architecture, LORA, batches=3, **few) == 3
 
 
 def products(graphs: BlockGraphs) -> list[list[int]]:

@@ -14,32 +14,7 @@ from tests.integration.supervised import start as start
 from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
 
-LONGEST_FIRST = [
-    "kubernetes/test_runs.py",
-    "launch/test_slurm.py",
-    "launch/test_ssh.py",
-    "kubernetes/test_lost_node.py",
-    "acceptance/test_accept_ssh.py",
-    "test_soak.py",
-    "launch/test_local.py",
-    "acceptance/test_accept_slurm.py",
-    "test_gpu_rows.py",
-    "kubernetes/test_waiting.py",
-    "kubernetes/test_queue.py",
-    "kubernetes/test_image.py",
-    "acceptance/test_lost_nodes.py",
-    "provision/test_slurm_life.py",
-    "provision/test_hosts_life.py",
-]
-"""Files of minutes: what begins last should end soon after the rest."""
 _STARTS = ForkedStarts(COMPUTING, PLAIN)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in the order that `--no-loadscope-reorder` keeps."""
-    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FIRST)}
-    assert all(path.is_file() for path in place)
-    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.hookimpl(tryfirst=True)
