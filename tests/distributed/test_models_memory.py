@@ -136,7 +136,7 @@ def growth_beside_adapters(directory: str) -> tuple[int, int]:
     training_case.unset_memory_is_nan = contextlib.nullcontext  # type: ignore[assignment]
     config = adapter_config(
         Path(directory),
-        # Products in bf16 take most CPUs a minute at the length of other tests.
+        # Longer, products in bf16 take a CPU without instructions for them minutes.
         data__sequence_length=16,
         training__precision="bf16",
         training__steps=2,

@@ -187,8 +187,8 @@ class ShardedAdamW:
 
 
 class ClippingAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, a tensor at a time: its gradient is widened and multiplied by `factor`
-    for its own update, so no more than one wide copy is in memory."""
+    """torch's fused AdamW, whose gradients are multiplied by `factor`. Those narrower than their
+    parameters are widened one at a time, so that no more than one copy is in memory."""
 
     found_inf: torch.Tensor | None = None
     factor: torch.Tensor | None = None
@@ -197,29 +197,35 @@ class ClippingAdamW(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the parameters and their moments, unless `found_inf` is 1."""
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                gradient = parameter.grad.to(parameter.dtype)
-                if self.factor is not None:
-                    gradient *= self.factor
-                adamw(
-                    [parameter],
-                    [gradient],
-                    [state["exp_avg"]],
-                    [state["exp_avg_sq"]],
-                    [],
-                    [state["step"]],
-                    fused=True,
-                    found_inf=self.found_inf,
-                    amsgrad=False,
-                    maximize=False,
-                    beta1=beta1,
-                    beta2=beta2,
-                    lr=group["lr"],
-                    weight_decay=group["weight_decay"],
-                    eps=group["eps"],
-                )
+            narrow = [each for each in group["params"] if each.grad.dtype != each.dtype]
+            wide = [each for each in group["params"] if each.grad.dtype == each.dtype]
+            for together in (wide, *([each] for each in narrow)):
+                if together:
+                    self._update(group, together)
+
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        states = [self.state[each] for each in parameters]
+        gradients = [each.grad.to(each.dtype) for each in parameters if each.grad is not None]
+        if self.factor is not None:
+            torch._foreach_mul_(gradients, self.factor)
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            found_inf=self.found_inf,
+            amsgrad=False,
+            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
 
 
 def total_norm(gradients: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

@@ -164,7 +164,7 @@ class StepMemory:
             return max(unit.largest_trained for unit in self.units)
         summed = {"head", "embedding"} if self.spec.tied else {"head"}
         of_root = (t.parameters for t in self.spec.root if t.role not in summed)
-        return max(*of_root, *(unit.largest_trained for unit in self.units[: self.root]))
+        return max((*of_root, *(unit.largest_trained for unit in self.units[: self.root])))
 
     def _take_state(self) -> None:
         """Weights and moments of this rank's shards; they are there all the time."""
