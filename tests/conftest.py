@@ -28,6 +28,7 @@ LONGEST_FIRST = [
     "distributed/test_models_memory.py",
     "distributed/test_memory_tracker.py",
     "integration/kubernetes/test_runs.py",
+    "integration/kubernetes/test_restarts.py",
     "integration/launch/test_slurm.py",
     "integration/launch/test_ssh.py",
     "integration/kubernetes/test_lost_node.py",

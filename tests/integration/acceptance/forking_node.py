@@ -2,8 +2,8 @@
 imported it: `python forking_node.py DIRECTORY run ...` is `python DIRECTORY run ...`.
 
 A quick run starts eight such probes on a node of two ranks, each with two seconds of imports. The
-server is a child of this process, in its namespaces, and starts with the first probe. The nodes of
-test_accept_slurm.py, test_torch_probes.py and Kubernetes start their probes for real.
+server is a child of this process, in its namespaces, and starts with the first probe. Nodes on
+Kubernetes, and those of a flipped bit in test_torch_probes.py, start their probes for real.
 """
 
 from __future__ import annotations

@@ -136,6 +136,15 @@ def wrap_python(directory: Path, lines: str = "") -> None:
         path.chmod(0o755)
 
 
+def forking_python(directory: Path) -> str:
+    """A Python beside a directory with which the node side of an acceptance job forks its
+    probes."""
+    private = directory.with_name(f"{directory.name}-private")
+    private.mkdir(parents=True)
+    wrap_python(private, FORKING)
+    return str(private / "python")
+
+
 def slurm_place(
     cluster: SlurmCluster,
     directory: Path,
@@ -144,7 +153,8 @@ def slurm_place(
     exclude: Sequence[str] = (),
     **more: object,
 ) -> Place:
-    """Nodes of a Slurm cluster."""
+    """Nodes of a Slurm cluster, which fork the probes."""
+    private = Path(forking_python(directory)).parent
     settings = {
         "name": "quad",
         "platform": "slurm",
@@ -155,6 +165,8 @@ def slurm_place(
     }
     desk = Desk(directory, settings | more)
     desk.environment["SLURM_CONF"] = cluster.environment["SLURM_CONF"]
+    # The job has the PATH of who submits it.
+    desk.environment["PATH"] = f"{private}:{desk.environment['PATH']}"
     return Place(directory, desk.say, desk)
 
 

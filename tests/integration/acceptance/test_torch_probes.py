@@ -99,7 +99,7 @@ def test_one_flipped_bit_is_found(
         "PYTHONPATH": str(Path(__file__).parent / "flipped_bit"),
         "FLIPPED": f"torch_{probe}.py:{rank}:{call}:{bit}",
     }
-    outcome = judge(observe(tmp_path, step(probe), environment), expected())
+    outcome = judge(observe(tmp_path, step(probe), environment, forks=False), expected())
     node, local = divmod(rank, RANKS)
     # The devices probe has ranks of its own on each node, so the same one of both is hit.
     named = {((0,), 1), ((1,), 1)} if probe == "devices" else {((node,), local)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.acceptance.node_jobs import NodeJob
+from tests.integration.acceptance.places import forking_python
 
 from drillyard.acceptance.check import Expected, Level
 from drillyard.acceptance.evidence import AcceptanceEvidence
@@ -34,11 +36,17 @@ def torch_steps() -> list[dict[str, Any]]:
 
 
 def observe(
-    directory: Path, steps: Sequence[dict[str, Any]], environment: Mapping[str, str] = {}
+    directory: Path,
+    steps: Sequence[dict[str, Any]],
+    environment: Mapping[str, str] = {},
+    forks: bool = True,
 ) -> AcceptanceEvidence:
-    """Run the node program once per node and return what node 0 wrote."""
+    """Run the node program once per node and return what node 0 wrote. `forks`: its probes are
+    forks, not started for real."""
     own = {**environment, "NPROC_PER_NODE": str(RANKS)}
-    job = NodeJob(directory, steps, NODES, environments=dict.fromkeys(range(NODES), own))
+    python = forking_python(directory) if forks else sys.executable
+    environments = dict.fromkeys(range(NODES), own)
+    job = NodeJob(directory, steps, NODES, environments=environments, python=python)
     try:
         return job.wait(400)
     finally:

@@ -12,7 +12,7 @@ import yaml
 from tests.integration.acceptance.places import kubernetes_place
 from tests.integration.kubernetes.cluster import NODES, Cluster, tool
 from tests.integration.kubernetes.team import Team
-from tests.integration.kubernetes.test_runs import least_role
+from tests.integration.kubernetes.team_runs import least_role
 
 from drillyard.acceptance.check import Level
 from drillyard.acceptance.registry import checks_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from tests.integration.kubernetes.cluster import NODES
 from tests.integration.kubernetes.team import Team
-from tests.integration.kubernetes.test_runs import (
+from tests.integration.kubernetes.team_runs import (
     ended,
     handle,
     losses,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.integration.kubernetes.cluster import IMAGE, ROOT, Cluster, tool
 from tests.integration.kubernetes.team import Team, until
-from tests.integration.kubernetes.test_runs import ended, handle, rights
+from tests.integration.kubernetes.team_runs import ended, handle, rights
 
 __all__ = ["rights"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 from tests.integration.kubernetes.cluster import IMAGE, ROOT, Cluster, tool
 from tests.integration.kubernetes.team import USER, Team, until
-from tests.integration.kubernetes.test_runs import (
+from tests.integration.kubernetes.team_runs import (
+    command_run,
     ended,
     handle,
     launch,
     rights,  # noqa: F401
     status,
-    waiting_run,
 )
 
 AT_ONCE = {"grace_seconds": 1}
@@ -78,7 +78,7 @@ def run_advice(team: Team, text: str) -> str:
 
 
 def test_a_namespace_whose_quota_counts_cpus_takes_a_run_that_states_them(team: Team) -> None:
-    path = waiting_run(team, "counted", command=["true"])
+    path = command_run(team, "counted", command=["true"])
     asked = {"requests": {"cpu": "100m"}}
     with quota(team, requests_cpu="2"):
         said = refused(team, path, queue=None)
@@ -93,17 +93,17 @@ def test_a_namespace_whose_quota_counts_cpus_takes_a_run_that_states_them(team: 
 
 def test_a_quota_that_stops_the_second_pod_or_the_next_run_says_so(team: Team) -> None:
     with quota(team, pods="1"):
-        launch(team, waiting_run(team, "half"), queue=None, **AT_ONCE)
+        launch(team, command_run(team, "half"), queue=None, **AT_ONCE)
         comes_to(team, "half", "starting", "exceeded quota: q")
         assert len(team.pods("half")) == 1
-        said = refused(team, waiting_run(team, "next"), queue=None)
+        said = refused(team, command_run(team, "next"), queue=None)
         assert "exceeded quota: q" in said and "--explain" not in said
         assert "pods" in run_advice(team, said)
         cancel(team, "half")
 
 
 def test_a_missing_service_account_is_named_and_is_no_missing_right(team: Team) -> None:
-    said = refused(team, waiting_run(team, "unknown"), service_account="nobody")
+    said = refused(team, command_run(team, "unknown"), service_account="nobody")
     assert 'serviceaccount "nobody" not found' in said and "--explain" not in said
     assert "alice" in run_advice(team, said)
 
@@ -115,7 +115,7 @@ def test_a_missing_right_is_answered_with_the_role(team: Team) -> None:
 
 
 def test_a_priority_class_that_does_not_exist_is_named(team: Team) -> None:
-    path = waiting_run(team, "urgent")
+    path = command_run(team, "urgent")
     section = {"priority_class": "no-such-class"}
     launched = team.drillyard("launch", path, "--cluster", team.cluster_config(**section))
     assert "not checked: whether there is a WorkloadPriorityClass no-such-class" in launched.stderr
@@ -124,14 +124,14 @@ def test_a_priority_class_that_does_not_exist_is_named(team: Team) -> None:
     own = team.environment["KUBECONFIG"]
     team.environment["KUBECONFIG"] = str(team.cluster.kubeconfig)
     try:
-        said = refused(team, waiting_run(team, "urgent-too"), **section)
+        said = refused(team, command_run(team, "urgent-too"), **section)
     finally:
         team.environment["KUBECONFIG"] = own
     assert "kubernetes.priority_class" in said and "no-such-class" in said
 
 
 def test_a_run_that_was_suspended_by_hand_says_so_and_how_it_goes_on(team: Team) -> None:
-    launch(team, waiting_run(team, "halted"), queue=None, **AT_ONCE)
+    launch(team, command_run(team, "halted"), queue=None, **AT_ONCE)
     comes_to(team, "halted", "running")
     patch = ("--type", "merge", "--patch", '{"spec":{"suspend":true}}')
     team.cluster.kubectl("--namespace", team.name, "patch", "jobset", "halted", *patch)
@@ -142,7 +142,7 @@ def test_a_run_that_was_suspended_by_hand_says_so_and_how_it_goes_on(team: Team)
 
 def test_the_cause_of_exit_code_2_is_the_end_of_the_log(team: Team) -> None:
     script = "echo the file is missing >&2; exit 2"
-    launch(team, waiting_run(team, "explains", command=["sh", "-c", script]))
+    launch(team, command_run(team, "explains", command=["sh", "-c", script]))
     assert ended(team, "explains") == "failed"
     failure = status(team, "explains")["failure"]
     assert (failure["exit_code"], failure["lines"]) == (2, ["the file is missing"])
@@ -154,7 +154,7 @@ def test_an_image_with_the_tag_latest_is_pulled_for_every_pod(team: Team) -> Non
         ("untagged", "localhost/none", "Always"),
         ("tagged", IMAGE, "IfNotPresent"),
     ):
-        launch(team, waiting_run(team, name, image=image), queue=None, **AT_ONCE)
+        launch(team, command_run(team, name, image=image), queue=None, **AT_ONCE)
         pods = until(lambda name=name: team.pods(name))
         assert {pod["spec"]["containers"][0]["imagePullPolicy"] for pod in pods} == {policy}
         cancel(team, name)
