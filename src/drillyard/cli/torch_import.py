@@ -6,6 +6,8 @@ import atexit
 import gc
 import importlib
 import logging
+import sys
+from typing import Any, cast
 
 
 def import_without_collection(module: str) -> None:
@@ -13,9 +15,11 @@ def import_without_collection(module: str) -> None:
     transformers.
 
     What was imported stays, so later collections leave it out: a full one took a third of a second
-    for it.
+    for it. transformers imports torchao where it finds it, a tenth of the time, for models that are
+    stored in torchao's formats, which are not trained; what trains with torchao imports it itself.
     """
     gc.disable()
+    is_hidden = sys.modules.setdefault("torchao", cast(Any, None)) is None
     try:
         importlib.import_module(module)
         gc.freeze()
@@ -24,11 +28,13 @@ def import_without_collection(module: str) -> None:
         atexit.register(gc.unfreeze)
     finally:
         gc.enable()
+        if is_hidden:
+            sys.modules.pop("torchao", None)
 
 
 def hide_warnings_of_imports() -> None:
-    """Hide what a user cannot change: transformers imports torchao where it is installed, and torch
-    2.15 warns of how torchao 0.18 registers its enumerations."""
+    """Hide what a user cannot change: torch 2.15 warns of how torchao 0.18 registers its
+    enumerations."""
     logging.getLogger("torch.utils._pytree").addFilter(_is_for_the_user)
 
 

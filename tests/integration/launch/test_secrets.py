@@ -9,7 +9,9 @@ may hold it, readable by its owner, while the run lives.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -52,11 +54,9 @@ class CommandLines:
             self._look_once()
 
     def _look_once(self) -> None:
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                self._seen.add(path.read_bytes())
-            except OSError:
-                continue
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                self._seen.add(file.read())
 
     def with_secret(self) -> list[bytes]:
         self._over.set()
