@@ -74,6 +74,7 @@ class FakeCloud:
     shapes: dict[str, Any] = field(default_factory=lambda: _SCHEMA)
     """The provider's own block and its resources."""
     objects: dict[Identity, dict[str, Any]] = field(default_factory=dict)
+    """Its threads add and remove meanwhile: iterate over a list of it."""
     faults: dict[str, Fault] = field(default_factory=dict)
     replaced_by: set[tuple[str, str]] = field(default_factory=set)
     """Kind and attribute whose change needs another object."""
@@ -90,16 +91,16 @@ class FakeCloud:
 
     def kinds(self) -> Counter[str]:
         """How many objects there are of each kind."""
-        return Counter(identity[0] for identity in self.objects)
+        return Counter(identity[0] for identity in list(self.objects))
 
     def of_kind(self, kind: str) -> dict[str, Any]:
         """The only object of a kind."""
-        (found,) = [value for identity, value in self.objects.items() if identity[0] == kind]
+        (found,) = [value for identity, value in list(self.objects.items()) if identity[0] == kind]
         return found
 
     def remove(self, kind: str) -> None:
         """Somebody deletes every object of a kind."""
-        for identity in [each for each in self.objects if each[0] == kind]:
+        for identity in [each for each in list(self.objects) if each[0] == kind]:
             del self.objects[identity]
 
     def GetMetadata(self, request: Any) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class FakeCloud:
         kind, identifier = request.type_name, request.id
         found = [
             value
-            for identity, value in self.objects.items()
+            for identity, value in list(self.objects.items())
             if identity[0] == kind and all(part in identifier for part in identity[1:])
         ]
         # The longest name: `a` is part of `a-b`.

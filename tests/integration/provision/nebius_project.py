@@ -264,7 +264,7 @@ class NebiusProject:
         """The cluster is there, once, with nothing else, and the state has all of it."""
         planned = self.plan.made_by_terraform
         assert self.cloud.kinds() == Counter(each.kind for each in planned)
-        assert {value["name"] for value in self.cloud.objects.values()} == {
+        assert {value["name"] for value in list(self.cloud.objects.values())} == {
             each.name for each in planned
         }
         assert self.state == sorted(each.address for each in planned)

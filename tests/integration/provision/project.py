@@ -158,7 +158,7 @@ class Project:
         assert self.cloud.kinds() == self.wanted
         names = {
             (identity[0], value["name"].rpartition("/")[2].partition("@")[0])
-            for identity, value in self.cloud.objects.items()
+            for identity, value in list(self.cloud.objects.items())
             if isinstance(value.get("name"), str) and "_iam_" not in identity[0]
         }
         kinds = {kind for kind, _ in names}

@@ -112,7 +112,7 @@ def test_a_kept_file_system_is_deleted_on_demand_without_a_state(project: Nebius
     assert kept.returncode == 0 and project.cloud.kinds() == {FILES: 1}
     project.add(FILES, "team-of-others", label="others")
     project.down("--delete-data")
-    assert [value["name"] for value in project.cloud.objects.values()] == ["team-of-others"]
+    assert [value["name"] for value in list(project.cloud.objects.values())] == ["team-of-others"]
 
 
 @pytest.mark.parametrize("seed", range(2))
