@@ -81,7 +81,7 @@ unit: setup
 distributed: setup
 	@$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations=5
 
-# Schedulers, hosts and clusters are waited for most of the time, hence three files at a time on two cores. The longest
+# Schedulers, hosts and clusters are waited for half of the time, hence four files at a time on two cores. The longest
 # come first (LONGEST_FIRST in tests/conftest.py), so that all workers end at about the same time.
 integration: setup
 	@sh .ci/tools/packages
@@ -90,7 +90,7 @@ integration: setup
 	@sh .ci/tools/kubernetes
 	@sh .ci/tools/terraform
 	@sh .ci/tools/transformers
-	@$(PYTEST) tests/integration -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder --durations=10
 
 # That of tests/integration/kubernetes: it prints how to reach it.
 cluster: setup

@@ -24,9 +24,11 @@ from hypothesis import HealthCheck, settings
 TIMEOUT_SECONDS = {"unit": 180, "security": 180, "distributed": 900, "integration": 1800}
 
 LONGEST_FIRST = [
-    "distributed/test_block_graphs.py",
-    "distributed/test_models_memory.py",
     "distributed/test_memory_tracker.py",
+    "distributed/test_lora.py",
+    "distributed/test_block_graphs.py",
+    "distributed/test_epochs.py",
+    "distributed/test_parallelize.py",
     "integration/kubernetes/test_runs.py",
     "integration/kubernetes/test_restarts.py",
     "integration/launch/test_slurm.py",
@@ -43,6 +45,7 @@ LONGEST_FIRST = [
     "integration/acceptance/test_lost_nodes.py",
     "integration/provision/test_slurm_life.py",
     "integration/provision/test_hosts_life.py",
+    "integration/test_train.py",
 ]
 """Files of minutes: what begins last should end soon after the rest (`--no-loadscope-reorder`)."""
 

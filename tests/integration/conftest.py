@@ -21,8 +21,8 @@ _STARTS = ForkedStarts(COMPUTING, PLAIN)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork what the test starts, and the fixtures made for it, unless it is about real starts."""
     file = item.path.relative_to(Path(__file__).parent).as_posix()
-    test = f"{file}::{item.name.partition('[')[0]}"
-    _STARTS.wanted = STARTED_FOR_REAL.isdisjoint((file, test))
+    names = (item.name, item.name.partition("[")[0])
+    _STARTS.wanted = STARTED_FOR_REAL.isdisjoint((file, *(f"{file}::{name}" for name in names)))
 
 
 def pytest_runtest_teardown() -> None:

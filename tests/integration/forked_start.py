@@ -19,10 +19,10 @@ run:
 
 | started for real | what |
 |---|---|
-| test_train.py | two ranks from start to end, killed ranks, standby |
+| test_train.py | two ranks from start to end, one of them killed; torchrun |
 | test_signals.py | a stop while ranks import, torchrun |
 | test_supervise*.py, test_standby.py, test_watchdog.py | a supervisor and its ranks |
-| test_nodes.py | supervisors of several nodes |
+| test_nodes.py | supervisors of two nodes |
 | test_chaos.py | `chaos` and the run that it disturbs |
 | test_eval_export.py | `eval` of a model on one and on two ranks, `export` |
 | test_memory_faults.py, test_startup_estimate.py | memory, time of imports |
@@ -51,10 +51,11 @@ from pathlib import Path
 from typing import Any
 
 STARTED_FOR_REAL = {
-    "test_train.py",
+    "test_train.py::test_a_killed_rank_costs_one_restart_and_no_bit",
+    "test_train.py::test_one_rank_of_torchrun_is_one_rank_of_the_run_and_rare_logging_changes_no_bit",
     "test_signals.py::test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches",
     "test_signals.py::test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved",
-    "test_nodes.py",
+    "test_nodes.py::test_a_killed_rank_of_two_nodes_costs_one_restart_and_no_bit[c10d-1]",
     "test_chaos.py::test_a_run_that_fails_undisturbed_is_reported_with_its_error",
     "test_eval_export.py::test_a_models_loss_is_that_of_its_last_evaluation",
     "test_eval_export.py::test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers",
@@ -73,7 +74,7 @@ STARTED_FOR_REAL = {
     "test_killed_at_any_step_up_ends_in_the_same_state_and_down_in_nothing",
     "provision/test_whole_life.py",
 }
-"""Files of tests, and single tests."""
+"""Files of tests, and single tests, with all their parameters or with some."""
 _ROOT = Path(__file__).resolve().parents[2]
 COMPUTING, PLAIN, PROBES = "computing", "plain", "probes"
 _PROBE = re.compile(r"/.*/acceptance/torch_(devices|collective|training)\.py")
