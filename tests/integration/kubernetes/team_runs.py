@@ -1,4 +1,4 @@
-"""A team's runs: what they are told to do, and what is asked about them."""
+"""A team's runs: their configs, their commands, and questions about them."""
 
 from __future__ import annotations
 
