@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.waiting import until
 
 DRIVER = """
 import sys
@@ -91,7 +91,7 @@ class Supervised:
 
     def wait_for(self, name: str) -> None:
         """Until a rank has made this file."""
-        wait_until((self.directory / name).exists)
+        until((self.directory / name).exists)
 
     def log(self, rank: int) -> str:
         """All of a rank's log."""
@@ -114,13 +114,6 @@ class Supervised:
                         (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80]
                     )
         return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 Start = Callable[..., Supervised]
@@ -150,4 +143,4 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if supervised.process.poll() is None:
             supervised.process.kill()
             supervised.process.communicate()
-        wait_until(lambda supervised=supervised: not supervised.left_running())  # type: ignore[misc]
+        until(lambda supervised=supervised: not supervised.left_running())  # type: ignore[misc]

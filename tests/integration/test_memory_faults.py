@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.supervised import Start, wait_until
+from tests.integration.supervised import Start
+from tests.integration.waiting import until
 
 GREEDY = """
     if attempt == 0:
@@ -46,7 +47,7 @@ def small_group() -> Iterator[Path]:
         if (group / name).exists():
             (group / name).write_text(str(limit))
     yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()
 
 

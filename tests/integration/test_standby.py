@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.supervised import Start, Supervised, wait_until
+from tests.integration.supervised import Start, Supervised
+from tests.integration.waiting import until
 
 from drillyard.supervise import rank_process
 
@@ -49,12 +50,12 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     wait_for("end")
     """
     supervised = start(script, prelude=WITH_STANDBY)
-    wait_until(lambda: len(ready(supervised)) == 2)
+    until(lambda: len(ready(supervised)) == 2)
     stood_by = ready(supervised)
     (supervised.directory / "go").touch()
-    wait_until(lambda: "attempt 1 rank 1" in supervised.log(1))
+    until(lambda: "attempt 1 rank 1" in supervised.log(1))
     # The attempt after this one gets processes of its own, which end with the run.
-    wait_until(lambda: len(list(supervised.directory.glob("ready-*"))) == 4)
+    until(lambda: len(list(supervised.directory.glob("ready-*"))) == 4)
     (supervised.directory / "end").touch()
     code, out, _ = supervised.end()
     assert code == 0
@@ -84,10 +85,10 @@ def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: S
         sys.exit(3)
     """
     supervised = start(script, prelude=WITH_STANDBY)
-    wait_until(lambda: len(ready(supervised)) == 2)
+    until(lambda: len(ready(supervised)) == 2)
     lost = ready(supervised)[0]
     os.kill(lost, signal.SIGKILL)
-    wait_until(lambda: not alive(lost))
+    until(lambda: not alive(lost))
     (supervised.directory / "go").touch()
     code, out, _ = supervised.end()
     assert code == 0
@@ -109,9 +110,9 @@ def test_one_that_sigkill_does_not_end_holds_nobody_up(monkeypatch: pytest.Monke
 
 def test_they_end_with_a_supervisor_that_is_killed(start: Start) -> None:
     supervised = start(f"{STANDS_BY}\n    time.sleep(forever)\n", prelude=WITH_STANDBY)
-    wait_until(lambda: len(ready(supervised)) == 2)
+    until(lambda: len(ready(supervised)) == 2)
     supervised.process.kill()
-    wait_until(lambda: not supervised.left_running())
+    until(lambda: not supervised.left_running())
 
 
 def alive(pid: int) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.supervised import Start, wait_until
+from tests.integration.supervised import Start
+from tests.integration.waiting import until
 
 from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
@@ -143,7 +144,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(
     run.process.wait()
     (run.directory / "second").touch()
     assert start(script).end()[0] == 0
-    wait_until(lambda: not run.left_running())
+    until(lambda: not run.left_running())
 
 
 def test_two_supervisors_never_share_a_run_directory(start: Start, tmp_path: Path) -> None:

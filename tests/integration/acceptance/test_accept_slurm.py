@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 from tests.integration.acceptance.places import Place, slurm_place
-from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
+from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.integration.tiny_run import TIMEOUT_SECONDS
+from tests.integration.waiting import until
 
 BAD = "n2"
 FULL = "mount -t tmpfs -o size=16m none /dev/shm && { cat /dev/zero >/dev/shm/left || true; }"

@@ -20,6 +20,7 @@ from tests.integration.acceptance.node_jobs import (
     judged,
     node_side_with,
 )
+from tests.integration.waiting import until
 
 from drillyard.acceptance.node.messages import NodeConnection, proof
 from drillyard.acceptance.results import Status
@@ -70,13 +71,6 @@ def sleep(seconds: float, limit: float = 60, **more: Any) -> dict[str, Any]:
     return {"probe": "sleep", "scope": "node", "seconds": limit, "arguments": arguments}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def running_with(mark: str) -> list[int]:
     """Processes that have a word on their command line."""
     found = []
@@ -116,7 +110,7 @@ def test_every_node_that_is_lost_is_named_and_the_others_go_on(
     assert joined["joined"] == 3
     twice, _ = join_as(4, job.port)
     assert "refused" in join_as(4, job.port)[1]
-    wait_for(lambda: job.path.is_file() and job.evidence().of("sleep"))
+    until(lambda: job.path.is_file() and job.evidence().of("sleep"))
     job.programs[1].send_signal(signal.SIGSTOP)
     job.programs[2].kill()
     garbage.socket.sendall(b"\x00\xff not a message\n")
@@ -210,7 +204,7 @@ def test_a_signal_leaves_nothing_running_and_what_was_observed(
     mark = f"ends-{os.getpid()}-{number}"
     steps = [sleep(0), sleep(300, 600, child=True, mark=mark)]
     job = start(steps, 2, node_side=side)
-    wait_for(lambda: len(running_with(mark)) == 2)
+    until(lambda: len(running_with(mark)) == 2)
     job.programs[0].send_signal(number)
     evidence = job.wait(20)
     assert job.programs[0].returncode == 128 + number
@@ -234,7 +228,7 @@ def test_a_node_ends_when_node_0_is_gone_and_names_it(
     mark = f"left-{os.getpid()}-{number}"
     steps = [sleep(300, 600, by_rank={"1": {"sleep": 300, "child": True}}, mark=mark)]
     job = start(steps, 2, node_side=side)
-    wait_for(lambda: len(running_with(mark)) == 1)
+    until(lambda: len(running_with(mark)) == 1)
     job.programs[0].send_signal(number)
     assert job.programs[1].wait(30) == 1
     assert running_with(mark) == []
@@ -275,7 +269,7 @@ def test_a_node_that_comes_too_late_waits_for_its_launcher(
     mark = f"late-{os.getpid()}-{launched}"
     steps = [sleep(4, child=True, mark=mark)]
     job = start(steps, 2, start=[0], node_side=side, join_seconds=1)
-    wait_for(lambda: len(running_with(mark)) == 1)
+    until(lambda: len(running_with(mark)) == 1)
     contract = {"DRILLYARD_LAUNCH_ROUND": "0"} if launched else {}
     late = start(
         *(steps, 2),

@@ -171,12 +171,6 @@ class Cluster:
         )
 
 
-def pause_after_look(began: float, least_seconds: float) -> None:
-    """Pause for three times what a look has taken that began then, within `least_seconds` and one
-    second: most looks are processes, on the cores that what they wait for needs."""
-    time.sleep(min(1.0, max(least_seconds, 3 * (time.monotonic() - began))))
-
-
 def cgroup(directory: Path, node: str) -> str:
     """The name of a node's control groups, which no other cluster has."""
     return f"drillyard-{hashlib.sha256(str(directory).encode()).hexdigest()[:8]}-{node}"
@@ -265,12 +259,11 @@ class Inside:
         )
         end = time.monotonic() + seconds
         while True:
-            began = time.monotonic()
             if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                 return
             if time.monotonic() > end:
                 raise TimeoutError(f"not in {seconds:g} s: {' '.join(argv)}")
-            pause_after_look(began, 0.2)
+            time.sleep(0.3)
 
     # Control plane
     # ----------------------------------------------------------------------------------------------

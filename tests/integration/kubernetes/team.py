@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from tests.integration.kubernetes.cluster import (
     NODES,
     ROOT,
     Cluster,
-    pause_after_look,
     tool,
 )
 from tests.integration.tiny_run import TIMEOUT_SECONDS, write_config, write_rows
@@ -197,15 +194,3 @@ class Team:
         )
         index = "batch.kubernetes.io/job-completion-index"
         return sorted(found["items"], key=lambda pod: int(pod["metadata"]["annotations"][index]))
-
-
-def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
-    """What `condition` returns once it is true. TimeoutError."""
-    end = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if found := condition():
-            return found
-        if time.monotonic() > end:
-            raise TimeoutError(f"not in {seconds:g} s")
-        pause_after_look(began, 0.1)

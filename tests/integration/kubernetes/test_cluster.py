@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.kubernetes.cluster import BRIDGE, Cluster, cgroup
-from tests.integration.kubernetes.team import until
+from tests.integration.waiting import until
 
 
 def test_a_killed_cluster_leaves_no_process_mount_or_bridge(
@@ -19,7 +19,7 @@ def test_a_killed_cluster_leaves_no_process_mount_or_bridge(
     cluster.start()
     assert len(_processes(place)) > 10
     os.kill(cluster.pid, signal.SIGKILL)
-    until(lambda: not _processes(place), 30)
+    until(lambda: not _processes(place), seconds=30)
     assert str(place) not in Path("/proc/mounts").read_text()
     assert not Path("/sys/class/net", BRIDGE).exists()
     cluster.stop()

@@ -23,8 +23,9 @@ import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, started
 from tests.integration.kubernetes.node_processes import bucket_on_nodes, kubelet_of, processes
-from tests.integration.kubernetes.team import Team, until
+from tests.integration.kubernetes.team import Team
 from tests.integration.tiny_run import write_rows
+from tests.integration.waiting import until
 
 from drillyard.supervise.scheduler_restarts import CLAIM_SECONDS
 from drillyard.telemetry.jsonlines import decode
@@ -64,7 +65,7 @@ def named(team: Team, name: str, node: str) -> str:
         )
         return str(status["reason"]) if f"lost node {node}" in str(status["reason"]) else None
 
-    found: str = until(reason, 60)
+    found: str = until(reason, seconds=60)
     return found
 
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import Cluster, started
-from tests.integration.kubernetes.team import Team, until
+from tests.integration.kubernetes.team import Team
+from tests.integration.waiting import until
 
 NODES = 16
 MANY = 1000
@@ -74,7 +75,7 @@ def comes_to(
         return found if found["state"] == state and words in str(found.get("reason")) else None
 
     try:
-        found: dict[str, Any] = until(there, seconds)
+        found: dict[str, Any] = until(there, seconds=seconds)
     except TimeoutError:
         raise AssertionError(f"not {state} ({words}): {seen}") from None
     return found

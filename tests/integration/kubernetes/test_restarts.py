@@ -14,9 +14,10 @@ import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, tool
 from tests.integration.kubernetes.node_processes import processes
-from tests.integration.kubernetes.team import Team, until
+from tests.integration.kubernetes.team import Team
 from tests.integration.kubernetes.team_runs import SETTINGS, command_run, ended, launch, restarts
 from tests.integration.kubernetes.team_runs import rights as rights
+from tests.integration.waiting import until
 
 from drillyard.telemetry.jsonlines import decode
 

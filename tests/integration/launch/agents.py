@@ -11,10 +11,11 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.integration.waiting import until
 
 from drillyard.launch.agent.job import Job, run_token
 from drillyard.launch.prepared_run import agent_files
@@ -26,15 +27,6 @@ TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
 """A command that leaves a line in RUN/commands."""
 WAIT = 'while [ ! -e "$RUN/finish" ]; do sleep 0.05; done'
 """A command that works until the test lets it finish."""
-
-
-def wait_until(what: Callable[[], Any], seconds: float = TIMEOUT_SECONDS) -> Any:
-    """What `what` returns once that is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.02)
-    return found
 
 
 def free_port_range() -> int:
@@ -167,7 +159,7 @@ class Agents:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        wait_until(lambda: reaper.end_marked_processes(run_token(str(self.launch)), RUN_MARK))
+        until(lambda: reaper.end_marked_processes(run_token(str(self.launch)), RUN_MARK))
 
 
 def codes(agents: list[subprocess.Popen[bytes]]) -> list[int]:

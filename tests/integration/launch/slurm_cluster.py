@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.integration.waiting import until
+
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 8
 TIMEOUT_SECONDS = 480
@@ -319,14 +321,6 @@ def slurm_cluster(make: Callable[[Path], Any] = SlurmCluster) -> Iterator[Any]:
     finally:
         cluster.stop()
         shutil.rmtree(directory)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds; only what hangs takes TIMEOUT_SECONDS."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def free_ports(count: int) -> list[int]:

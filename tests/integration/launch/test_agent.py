@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from tests.facts import says
 from tests.integration.disks import MIB, Tmpfs
-from tests.integration.launch.agents import Agents, Make, codes, free_port_range, wait_until
+from tests.integration.launch.agents import Agents, Make, codes, free_port_range
+from tests.integration.waiting import until
 
 from drillyard.launch.agent import index
 from drillyard.supervise.process_identity import process_of
@@ -208,7 +209,7 @@ def test_counts_go_on_over_a_requeue_and_begin_again_with_a_submission(make: Mak
     agents = make(script, max_failures=1, checkpoints="/nonexistent/*")
     (agents.directory / "fail").touch()
     first = agents.run(0, "--submission", "a")
-    wait_until(lambda: commands(agents, 1))
+    until(lambda: commands(agents, 1))
     first.terminate()
     assert first.wait() == 85
     assert (agents.state["state"], agents.state["failures"]) == ("restarting", 1)
@@ -224,7 +225,7 @@ def test_counts_go_on_over_a_requeue_and_begin_again_with_a_submission(make: Mak
 def test_a_signal_to_one_node_stops_all_with_their_checkpoint(make: Make) -> None:
     agents = make(f'{TELL}; trap "sleep 0.5; echo saved; exit 85" USR1; {WAIT}', 3)
     running = agents.run_all()
-    wait_until(lambda: len(commands(agents, 0)) == 3)
+    until(lambda: len(commands(agents, 0)) == 3)
     running[2].send_signal(signal.SIGUSR1)
     assert codes(running) == [85, 85, 85]
     assert all("saved" in agents.log(node) for node in range(3))
@@ -237,9 +238,7 @@ def test_a_foreign_command_that_ends_by_sigterm_has_stopped(make: Make, saves: b
     job = json.loads(agents.job.read_text())
     agents.job.write_text(json.dumps({**job, "checkpoints": str(agents.directory / "saved*")}))
     agent = agents.run()
-    wait_until(
-        lambda: agents.lines("commands") and (not saves or (agents.directory / "saved").exists())
-    )
+    until(lambda: agents.lines("commands") and (not saves or (agents.directory / "saved").exists()))
     agent.terminate()
     assert agent.wait() == (85 if saves else 1)
     assert saves or says(agents.state["reason"], "SIGTERM without a checkpoint")
@@ -248,10 +247,10 @@ def test_a_foreign_command_that_ends_by_sigterm_has_stopped(make: Make, saves: b
 def test_an_insisting_signal_ends_at_once(make: Make) -> None:
     agents = make(f'{TELL}; trap "" TERM; {WAIT}', stop_seconds=600)
     agent = agents.run()
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     agent.terminate()
     # What comes so long after the first signal was heard is another request.
-    wait_until(lambda: says(agents.log(0).splitlines(), "SIGTERM: ... stops"))
+    until(lambda: says(agents.log(0).splitlines(), "SIGTERM: ... stops"))
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     agent.terminate()
     assert codes([agent]) == [1]
@@ -262,29 +261,29 @@ def test_an_insisting_signal_ends_at_once(make: Make) -> None:
 def test_a_killed_agent_is_started_again_by_its_respawner(make: Make, victim: int) -> None:
     agents = make(f"{TELL}; {WAIT}", 2)
     started = [agents.start(node) for node in range(2)]
-    wait_until(lambda: len(commands(agents, 0)) == 2)
+    until(lambda: len(commands(agents, 0)) == 2)
     os.kill(started[victim]["agent"]["pid"], signal.SIGKILL)
-    wait_until(lambda: len(commands(agents, 1)) == 2)
+    until(lambda: len(commands(agents, 1)) == 2)
     (agents.directory / "finish").touch()
-    wait_until(lambda: agents.state["state"] == "succeeded")
+    until(lambda: agents.state["state"] == "succeeded")
     assert (agents.state["failures"], agents.state["round"]) == (0, 1)
     assert agents.state["epoch"] == (2 if victim == 0 else 1)
-    wait_until(lambda: agents.marked() == [])
+    until(lambda: agents.marked() == [])
 
 
 def test_a_frozen_node_is_lost_and_comes_back(make: Make) -> None:
     agents = make(f"{TELL}; {WAIT}", 2, lease_seconds=4)
     running = agents.run_all()
-    wait_until(lambda: len(commands(agents, 0)) == 2)
+    until(lambda: len(commands(agents, 0)) == 2)
     running[1].send_signal(signal.SIGSTOP)
-    wait_until(
+    until(
         lambda: (
             agents.state["state"] == "restarting"
             and says(agents.state["reason"], "waits ... node 1")
         )
     )
     running[1].send_signal(signal.SIGCONT)
-    wait_until(lambda: len(commands(agents, 1)) == 2)
+    until(lambda: len(commands(agents, 1)) == 2)
     (agents.directory / "finish").touch()
     assert codes(running) == [0, 0]
     assert agents.state["failures"] == 0
@@ -296,7 +295,7 @@ def test_a_node_that_never_joins_is_named_with_its_host_and_excluded(make: Make)
     log.touch()
     words = ["--hosts", "a,b,c", "--srun-log", str(log), "0"]
     running = [agents.run(node, *words) for node in (0, 1)]
-    wait_until(lambda: says(agents.state.get("reason") or "", "waits ... node 2 (c)"))
+    until(lambda: says(agents.state.get("reason") or "", "waits ... node 2 (c)"))
     assert codes(running) == [75, 75]
     assert says(agents.state["reason"], "node 2 (c) ... 2 s") and agents.state["exclude"] == "c"
     assert agents.lines("commands") == []
@@ -321,22 +320,22 @@ def test_a_leader_that_is_killed_again_and_again_comes_to_an_end(make: Make) -> 
     agents = make(f"{TELL}; {WAIT}", max_failures=1)
     agent = process_of(agents.start(0)["agent"])
     for number in range(3):
-        wait_until(lambda number=number: len(commands(agents, number)) == 1)
+        until(lambda number=number: len(commands(agents, number)) == 1)
         agent = process_of(agents.state["agent"])
         assert agent is not None
         os.kill(agent.pid, signal.SIGKILL)
-    wait_until(lambda: agents.state["state"] == "failed")
+    until(lambda: agents.state["state"] == "failed")
     assert agents.state["failures"] == 1 and len(agents.lines("commands")) == 3
     assert says(
         agents.state["reason"], "killed; ... without a newer checkpoint; ... all 1 restarts"
     )
-    wait_until(lambda: agents.marked() == [])
+    until(lambda: agents.marked() == [])
 
 
 def test_a_node_that_stays_away_is_lost_for_good(make: Make) -> None:
     agents = make(f"{TELL}; {WAIT}", 2, join_seconds=3)
     running = agents.run_all()
-    wait_until(lambda: len(commands(agents, 0)) == 2)
+    until(lambda: len(commands(agents, 0)) == 2)
     running[1].kill()
     assert running[0].wait() == 75
     assert "lost capacity: node 1" in agents.state["reason"]
@@ -358,14 +357,14 @@ while not os.path.exists(sys.argv[1] + "/finish"):
 def test_a_second_start_writes_nothing_before_the_first_is_gone(make: Make, frozen: bool) -> None:
     agents = make("", 2, lease_seconds=3, command=["python3", "-c", WRITER, "{run_directory}"])
     first = [agents.run(node, "--submission", "a", START="first") for node in range(2)]
-    wait_until(lambda: len(agents.lines("writes")) > 20)
+    until(lambda: len(agents.lines("writes")) > 20)
     if frozen:
         for agent in first:
             agent.send_signal(signal.SIGSTOP)
     second = [
         agents.run(node, "--submission", "a", "--attempt", "1", START="second") for node in range(2)
     ]
-    wait_until(lambda: agents.lines("writes").count("second") > 20)
+    until(lambda: agents.lines("writes").count("second") > 20)
     (agents.directory / "finish").touch()
     assert codes(second) == [0, 0]
     if frozen:
@@ -383,7 +382,7 @@ def test_stop_leaves_nothing(make: Make) -> None:
     started = [agents.start(node) for node in range(2)]
     again = agents.start(1)
     assert again["already"] and again["agent"]["pid"] == started[1]["agent"]["pid"]
-    wait_until(lambda: len(commands(agents, 0)) == 2)
+    until(lambda: len(commands(agents, 0)) == 2)
     assert len(agents.marked()) >= 4
     message = agents.stop()
     assert message["left"] == [] and message["state"] == "cancelled"
@@ -411,10 +410,10 @@ def test_a_killed_agent_without_respawner_leaves_nothing_and_is_reported_as_fail
 ) -> None:
     agents = make(f"{TELL}; setsid sleep 600 & {WAIT}")
     agent = agents.run()
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     agent.kill()
     agent.wait()
-    wait_until(lambda: agents.marked() == [])
+    until(lambda: agents.marked() == [])
     seen = index.look({"launch_directory": str(agents.launch)})
     assert agents.state["state"] == "running"
     assert (seen["agent"], seen["state"]["state"]) == ("gone", "failed")
@@ -425,9 +424,9 @@ def test_two_runs_on_the_same_ports_do_not_meet(make: Make) -> None:
     port = free_port_range()
     one, other = (make(f"{TELL}; {WAIT}", 2, port=port) for _ in range(2))
     leaders = [one.run(0), other.run(0)]
-    wait_until(lambda: one.state and other.state)
+    until(lambda: one.state and other.state)
     followers = [other.run(1), one.run(1)]
-    wait_until(lambda: len(commands(one, 0)) == len(commands(other, 0)) == 2)
+    until(lambda: len(commands(one, 0)) == len(commands(other, 0)) == 2)
     for each in (one, other):
         (each.directory / "finish").touch()
     assert codes(leaders + followers) == [0, 0, 0, 0]
@@ -460,13 +459,11 @@ def test_a_full_disk_ends_no_run(make: Make, tmp_path: Path) -> None:
         flood = "printf '%08000d\\n' 1; sleep 0.05"
         agents = make(f"{TELL}; while [ ! -e $RUN/finish ]; do {flood}; done", lease_seconds=4)
         agent = agents.run()
-        wait_until(lambda: agents.lines("commands"))
+        until(lambda: agents.lines("commands"))
         ballast = disk.fill()
         before = os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime
         # Twice as long as an agent may be silent before its command is killed.
-        wait_until(
-            lambda: os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime > before + 4
-        )
+        until(lambda: os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime > before + 4)
         ballast.unlink()
         (agents.directory / "finish").touch()
         assert codes([agent]) == [0]

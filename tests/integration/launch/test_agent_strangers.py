@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.launch.agents import TELL, WAIT, Make, codes, wait_until
+from tests.integration.launch.agents import TELL, WAIT, Make, codes
 from tests.integration.launch.relay import TO_LEADER, TO_NODE, Relay, in_own_network
+from tests.integration.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -34,9 +35,9 @@ from tests.integration.launch.relay import TO_LEADER, TO_NODE, Relay, in_own_net
 def test_strangers_at_the_port_cost_nothing(make: Make, said: bytes) -> None:
     agents = make("true", 2)
     leader = agents.run(0)
-    wait_until(lambda: agents.state)
+    until(lambda: agents.state)
     port = json.loads(agents.job.read_text())["port"]
-    stranger = wait_until(lambda: _connected(port))
+    stranger = until(lambda: _connected(port))
     stranger.settimeout(5)
     try:
         stranger.sendall(said)
@@ -60,7 +61,7 @@ def test_a_flood_of_strangers_costs_a_leader_little_and_ends_no_run(make: Make) 
     leader = agents.run(
         0, wrapped=lambda argv: ["bash", "-c", 'ulimit -n 300; exec "$@"', "-", *argv]
     )
-    wait_until(lambda: agents.state)
+    until(lambda: agents.state)
     port = json.loads(agents.job.read_text())["port"]
     before = _memory_mib(leader.pid)
     silent = []
@@ -74,7 +75,7 @@ def test_a_flood_of_strangers_costs_a_leader_little_and_ends_no_run(make: Make) 
             silent[-1].settimeout(1)
             silent[-1].sendall(b"x" * 1_000_000)
     follower = agents.run(1)
-    wait_until(lambda: len(agents.lines("commands")) == 2)
+    until(lambda: len(agents.lines("commands")) == 2)
     # 64 to 96 strangers, and what an agent has open without any.
     assert len(os.listdir(f"/proc/{leader.pid}/fd")) < 130
     assert _memory_mib(leader.pid) - before < 20
@@ -121,7 +122,7 @@ def test_a_changed_byte_cuts_the_connection_within_a_lease_and_the_run_goes_on(
     agents = make(f"{TELL}; {WAIT}", 2, lease_seconds=8)
     port = json.loads(agents.job.read_text())["port"]
     leader = agents.run(0, wrapped=in_own_network)
-    wait_until(lambda: agents.state)
+    until(lambda: agents.state)
     changes: list[str] = []
 
     def change(going: str, data: bytes) -> bytes:
@@ -134,12 +135,12 @@ def test_a_changed_byte_cuts_the_connection_within_a_lease_and_the_run_goes_on(
     relay = Relay(port, port, change, leader.pid)
     relay.start()
     follower = agents.run(1)
-    wait_until(lambda: len(agents.lines("commands")) == 2)
+    until(lambda: len(agents.lines("commands")) == 2)
     changes.append(direction)
-    wait_until(lambda: not changes)
+    until(lambda: not changes)
     logs = (lambda: agents.log(0)) if direction == TO_LEADER else (lambda: agents.log(1))
-    wait_until(lambda: says(logs().splitlines(), "lost: ... not from this run"))
-    wait_until(lambda: len(agents.lines("commands")) == 4)
+    until(lambda: says(logs().splitlines(), "lost: ... not from this run"))
+    until(lambda: len(agents.lines("commands")) == 4)
     assert agents.state["failures"] == 0
     (agents.directory / "finish").touch()
     assert codes([leader, follower]) == [0, 0]

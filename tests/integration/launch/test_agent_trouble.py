@@ -25,8 +25,8 @@ from tests.integration.launch.agents import (
     Make,
     codes,
     free_port_range,
-    wait_until,
 )
+from tests.integration.waiting import until
 
 from drillyard.launch.agent import index, protocol
 from drillyard.launch.agent.exit_report import make_report
@@ -56,7 +56,7 @@ def test_nothing_starts_while_an_earlier_start_renews_its_lease(make: Make) -> N
         epochs.open({"leader": ELSEWHERE.as_json(), "submission": "lost", "attempt": "0"})
     )
     agent = agents.run()
-    reason = wait_until(lambda: agents.lines("commands") or agents.state.get("reason"))
+    reason = until(lambda: agents.lines("commands") or agents.state.get("reason"))
     assert says(reason, "waits ... earlier start ... ended: 0001.node-3 on n7")
     # Twice as long as a silent lease would be waited for.
     time.sleep(4)
@@ -68,15 +68,15 @@ def test_nothing_starts_while_an_earlier_start_renews_its_lease(make: Make) -> N
 def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Make) -> None:
     agents = make(f"{TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=3)
     agent = agents.run()
-    command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
+    command = int(until(lambda: agents.lines("commands"))[0].split()[2])
     document = json.loads((agents.launch / "epochs" / "0001.node-0.alive").read_text())
     ours = reaper.marked_processes(document["token"], AGENT_MARK)
     (watcher,) = set(agents.marked()) - set(ours)
     os.kill(watcher, signal.SIGKILL)
     (agents.launch / "epochs").rename(agents.launch / "unreachable")
-    wait_until(lambda: not Path(f"/proc/{command}").exists(), 30)
+    until(lambda: not Path(f"/proc/{command}").exists(), seconds=30)
     assert agent.poll() is None
-    wait_until(lambda: says(agents.log(0).splitlines(), "not be written ... lease_seconds"))
+    until(lambda: says(agents.log(0).splitlines(), "not be written ... lease_seconds"))
 
 
 def test_a_state_that_cannot_be_read_is_said_and_begun_again(make: Make) -> None:
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_read_is_said_and_begun_again(make: Make) -> None
 def test_counted_restarts_wait_longer_each_time_and_a_stop_ends_the_pause(make: Make) -> None:
     agents = make('date +%s.%N >> "$RUN/begun"; exit 9', max_failures=9)
     agent = agents.run()
-    wait_until(lambda: "again in 4 s" in (agents.state.get("reason") or ""))
+    until(lambda: "again in 4 s" in (agents.state.get("reason") or ""))
     begun = [float(line) for line in agents.lines("begun")]
     assert len(begun) == 3
     assert begun[1] - begun[0] >= 1 and begun[2] - begun[1] >= 2
@@ -104,7 +104,7 @@ def test_counted_restarts_wait_longer_each_time_and_a_stop_ends_the_pause(make: 
 def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     agents = make(f"{TELL}; while true; do sleep 0.05; done")
     started = agents.start(0)
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     small_disk.fill()
     message = agents.stop()
     assert (message["left"], message["state"]) == ([], "cancelled")
@@ -118,7 +118,7 @@ def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
 def test_the_end_of_a_run_is_reported_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     agents = make(f"{TELL}; {WAIT}")
     agent = agents.run()
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     (agents.directory / "finish.later").touch()
     small_disk.fill()
     (agents.directory / "finish.later").rename(agents.directory / "finish")
@@ -134,18 +134,18 @@ def test_a_run_whose_directory_is_deleted_ends_with_all_its_processes(
         f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", 2, lease_seconds=2
     )
     started = [agents.start(node) for node in range(2)]
-    wait_until(lambda: len(agents.lines("commands")) == 2)
+    until(lambda: len(agents.lines("commands")) == 2)
     processes = [process_of(each[who]) for each in started for who in ("agent", "keeper")]
     with open(agents.launch / "agent-0.log", encoding="utf-8") as log:
         _delete(agents.directory if deleted == "run directory" else agents.launch)
-        wait_until(lambda: not agents.marked() and not any(each.alive for each in processes), 60)
+        until(lambda: not agents.marked() and not any(each.alive for each in processes), seconds=60)
         assert says(log.read().splitlines()[-1:], f"error: {agents.launch} ... gone: ... tiny")
 
 
 def test_a_directory_that_comes_back_in_time_costs_the_run_only_its_round(make: Make) -> None:
     agents = make(f"{TELL}; sleep 600", lease_seconds=8)
     agent = agents.run()
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     agents.launch.rename(agents.directory / "away")
     time.sleep(3)
     (agents.directory / "away").rename(agents.launch)
@@ -158,12 +158,12 @@ def test_a_run_whose_directory_is_recreated_ends_and_leaves_the_new_one_alone(
 ) -> None:
     agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=600)
     old = agents.run(0, "--submission", "old")
-    command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
+    command = int(until(lambda: agents.lines("commands"))[0].split()[2])
     agents.launch.rename(tmp_path / "old")
     # Long before its lease would have run out, a start with the same number of its epoch.
     Agents(agents.directory, f"{TELL}; {WAIT}")
     new = agents.run(0, "--submission", "new")
-    wait_until(lambda: len(agents.lines("commands")) == 2)
+    until(lambda: len(agents.lines("commands")) == 2)
     assert codes([old]) == [1] and not Path(f"/proc/{command}").exists()
     assert (agents.state["submission"], agents.state["state"]) == ("new", "running")
     assert (agents.launch / "epochs" / "0001.node-0.alive").exists()
@@ -175,7 +175,7 @@ def test_a_node_that_comes_when_the_run_is_over_leaves_with_its_code(make: Make)
     agents = make("true", 2)
     late = agents.run(1, "--submission", "a")
     state = {"submission": "a", "attempt": "0", "state": "failed", "exit_code": 2, "epoch": 1}
-    wait_until(
+    until(
         lambda: (
             (agents.launch / "node-1.log").exists() and says(agents.log(1), "node 1 cannot join")
         )
@@ -192,7 +192,7 @@ def test_a_node_that_comes_when_the_run_is_over_leaves_with_its_code(make: Make)
 def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) -> None:
     agents = make(f"cd /; {TELL}; setsid sleep 600 & sleep 600", lease_seconds=600)
     started = agents.start(0)
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     (tmp_path / "agent").mkdir()
     for file in agent_files():
         (tmp_path / file.path).write_text(file.content)
@@ -222,7 +222,7 @@ def test_two_stops_at_once_leave_nothing(make: Make) -> None:
     agents = make(f"{TELL}; setsid sleep 600 & sleep 600", 2)
     for node in range(2):
         agents.start(node)
-    wait_until(lambda: len(agents.lines("commands")) == 2)
+    until(lambda: len(agents.lines("commands")) == 2)
     words = ["stop", "--launch-directory", str(agents.launch), "--patience", "60"]
     argv = [sys.executable, str(agents.launch / "agent"), *words]
     stops = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -239,7 +239,7 @@ def test_a_stop_while_nothing_runs_is_answered_at_once(
     agents = make("exit 1", 2 if moment == "gathering" else 1, max_failures=20)
     agent = agents.run()
     waits = "waits for node 1" if moment == "gathering" else "again in 8 s"
-    wait_until(lambda: waits in (agents.state.get("reason") or ""))
+    until(lambda: waits in (agents.state.get("reason") or ""))
     begun = agents.state["round"]
     agent.send_signal(number)
     assert codes([agent]) == [85]
@@ -250,17 +250,17 @@ def test_a_respawner_that_is_asked_to_end_starts_no_agent_again(make: Make) -> N
     agents = make(f"{TELL}; sleep 600")
     respawner = process_of(agents.start(0)["keeper"])
     assert respawner is not None
-    wait_until(lambda: agents.lines("commands"))
+    until(lambda: agents.lines("commands"))
     for _ in range(4):
         # Each of them makes the respawner's pause longer.
-        agent = wait_until(lambda: process_of(_announced(agents).get("agent")))
+        agent = until(lambda: process_of(_announced(agents).get("agent")))
         os.kill(agent.pid, signal.SIGKILL)
-        wait_until(lambda agent=agent: process_of(_announced(agents).get("agent")) != agent)
+        until(lambda agent=agent: process_of(_announced(agents).get("agent")) != agent)
     agent = process_of(_announced(agents)["agent"])
     os.kill(agent.pid, signal.SIGKILL)
-    wait_until(lambda: says((agents.launch / "agent-0.log").read_text(), "again in 8.0 s"))
+    until(lambda: says((agents.launch / "agent-0.log").read_text(), "again in 8.0 s"))
     os.kill(respawner.pid, signal.SIGTERM)
-    wait_until(lambda: not respawner.alive)
+    until(lambda: not respawner.alive)
     assert process_of(_announced(agents)["agent"]) == agent
 
 
@@ -317,7 +317,7 @@ def test_two_hundred_nodes_join_at_once(make: Make) -> None:
         ["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"]
     )
     agents.started.append(leader)
-    wait_until(lambda: agents.state)
+    until(lambda: agents.state)
     port = json.loads(agents.job.read_text())["port"]
     ended: list[int] = []
     followers = [

@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from tests.integration.tiny_run import (
     wait_until,
     write_config,
 )
+from tests.integration.waiting import until
 
 from drillyard.launch.agent.job import run_token
 from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_processes
@@ -37,14 +36,6 @@ def desk(tmp_path: Path) -> Desk:
 def processes(run_directory: Path) -> list[int]:
     """All that a launched run has on this machine."""
     return marked_processes(run_token(str(run_directory / "launch")), RUN_MARK)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to come true."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(

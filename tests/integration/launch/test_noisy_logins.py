@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
-from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
+from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
+from tests.integration.waiting import until
 
 NOISE = {
     "lines": """echo 42; echo 'Welcome to the cluster'; echo 'quota: 93 % used' >&2; echo 7 >&2

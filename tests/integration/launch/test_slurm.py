@@ -19,9 +19,10 @@ from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
-from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
+from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster
 from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
+from tests.integration.waiting import until
 
 from drillyard.config.load import load_cluster_config
 from drillyard.launch.agent.index import list_runs

@@ -18,9 +18,10 @@ import pytest
 from tests.facts import says
 from tests.integration.disks import MIB, LoopDisk, Tmpfs
 from tests.integration.held import Holds
-from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
+from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.integration.launch.test_slurm import is_running, looking, saves, sit_down, written
 from tests.integration.tiny_run import write_config
+from tests.integration.waiting import until
 
 from drillyard.launch.run_status import State
 

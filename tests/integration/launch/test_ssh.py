@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import SshHost, SshHosts, two_hosts
 from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
+from tests.integration.waiting import until
 
 from drillyard.launch.prepared_run import port_of
 from drillyard.launch.run_status import Handle
@@ -77,14 +78,6 @@ def find(host: SshHost, *words: str) -> int:
         if len(found) == 1:
             return found[0]
         assert time.monotonic() < deadline, (words, host.processes())
-        time.sleep(0.05)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something to come true."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
         time.sleep(0.05)
 
 

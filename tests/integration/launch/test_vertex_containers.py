@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,13 @@ from tests.integration.gcs import BUCKET, Bucket
 from tests.integration.launch.agents import free_port_range
 from tests.integration.launch.vertex_place import Place
 from tests.integration.launch.vertex_server import Replicas, Vertex
+from tests.integration.waiting import until
 
 from drillyard.launch import prepared_run as job_module
 from drillyard.launch import run_changes
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
 from drillyard.launch.vertex import config
-
-
-def until(what: Callable[[], Any], seconds: float = 90.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.integration.launch.slurm_cluster import SlurmCluster, free_ports, until
+from tests.integration.launch.slurm_cluster import SlurmCluster, free_ports
+from tests.integration.waiting import until
 from tests.unit.provision.slurm_clusters import settings_of
 
 from drillyard.provision.cluster_plan import ClusterPlan

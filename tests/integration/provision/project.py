@@ -8,15 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tests.integration.gcs import TOOLS
-from tests.integration.kubernetes.cluster import pause_after_look
 from tests.integration.provision.bucket_server import BucketServer, StoredBucket
 from tests.integration.provision.fake_cloud import FakeCloud
 from tests.integration.provision.plugin_protocol import Provider
@@ -219,11 +216,3 @@ def kill(command: subprocess.Popen[str]) -> None:
     """Kill a command as a loss of power would, and wait until what it started has ended."""
     command.send_signal(signal.SIGKILL)
     command.communicate()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end, began = time.monotonic() + TIMEOUT_SECONDS, time.monotonic()
-    while not condition():
-        assert time.monotonic() < end, what
-        pause_after_look(began, 0.01)
-        began = time.monotonic()

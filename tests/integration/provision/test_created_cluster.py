@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
-from tests.integration.kubernetes.team import until
 from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
+from tests.integration.waiting import until
 
 from drillyard.config.yaml_document import parse_document
 from drillyard.provision.launch_file import launch_values, with_values
@@ -149,8 +149,11 @@ def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_fil
         label = {"autoscaling.gke.io/provisioning-request": request["metadata"]["name"]}
         kwok.add_nodes(admin.cluster, [node(mode, n, **label) for n in range(2)])
         kwok.set_conditions(admin.cluster, request, Accepted="Accepted", Provisioned="Provisioned")
-    until(lambda: is_admitted(admin, run), 60)
-    until(lambda: len([1 for each in pods(admin, run) if each["spec"].get("nodeName")]) == 2, 60)
+    until(lambda: is_admitted(admin, run), seconds=60)
+    until(
+        lambda: len([1 for each in pods(admin, run) if each["spec"].get("nodeName")]) == 2,
+        seconds=60,
+    )
     placed = sorted(each["spec"]["nodeName"] for each in pods(admin, run))
     assert placed == [f"{mode}-0", f"{mode}-1"]
     (pod, _) = pods(admin, run)
@@ -162,8 +165,8 @@ def test_a_run_without_node_directories_is_admitted_in_the_restricted_namespace(
 ) -> None:
     admin.cluster.kubectl("--namespace", PRIVILEGED, "delete", "jobset", "run-spot")
     launch(admin, "plain", config(admin, network_stack="ethernet"), "spot")
-    until(lambda: is_admitted(admin, "plain", "runs"), 60)
-    until(lambda: len(pods(admin, "plain", "runs")) == 2, 60)
+    until(lambda: is_admitted(admin, "plain", "runs"), seconds=60)
+    until(lambda: len(pods(admin, "plain", "runs")) == 2, seconds=60)
 
 
 NEEDS_PRIVILEGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -230,7 +233,7 @@ def test_an_installation_that_was_killed_is_continued(admin: Admin) -> None:
     admin.cluster.apply({**last, "metadata": {**place, "labels": labels, "annotations": {}}})
     path = config(admin)
     assert any("pending-upgrade" in each for each in admin.stage(INSTALL, path)["said"])
-    until(lambda: admin.value(STATUS, path)["missing"] == [], 60)
+    until(lambda: admin.value(STATUS, path)["missing"] == [], seconds=60)
 
 
 @ONE_KUEUE
@@ -448,9 +451,9 @@ def test_queues_of_somebody_else_are_used_as_they_are_or_named(admin: Admin) -> 
     assert kept["uid"] == before["uid"] and "labels" not in kept
     assert states(admin, path)["ServiceAccount theirs/trainer"] == "ours"
     launch(admin, "in-theirs", path)
-    until(lambda: is_admitted(admin, "in-theirs", "theirs"), 60)
+    until(lambda: is_admitted(admin, "in-theirs", "theirs"), seconds=60)
     # Kueue counts a little later.
-    until(lambda: admin.value(STATUS, path)["queues"][0]["admitted"] == 1, 30)
+    until(lambda: admin.value(STATUS, path)["queues"][0]["admitted"] == 1, seconds=30)
     status = admin.value(STATUS, path)
     assert status["missing"] == [] and [each["name"] for each in status["queues"]] == ["shared"]
     shown = admin.drillyard("cluster", "plan", path, "--check")

@@ -25,11 +25,12 @@ from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
-from tests.integration.launch.slurm_cluster import slurm_cluster, until
+from tests.integration.launch.slurm_cluster import slurm_cluster
 from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.provision.made_slurm import MadeSlurm
 from tests.integration.provision.test_hosts_life import write_tunnel
 from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
+from tests.integration.waiting import until
 from tests.unit.provision.slurm_clusters import plan
 from tests.unit.provision.test_toolkit_life import Toolkit
 
