@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
-	@echo "make test         lint, then every group of tests: unit, distributed, integration; about an hour on two cores"
+	@echo "make test         lint, then every group of tests: unit, distributed, integration; half an hour on two fast cores, an hour on slow ones"
 	@echo "make quick        lint and the quick unit tests: under three minutes, without root"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict, hadolint, shellcheck"
 	@echo "make format       ruff format and ruff check --fix"
