@@ -81,7 +81,7 @@ unit: setup
 distributed: setup
 	@$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder --durations=5
 
-# Schedulers, hosts and clusters are waited for half of the time, hence four files at a time on two cores. The longest
+# Schedulers, hosts and clusters are waited for a third of the time, hence four files at a time on two cores. The longest
 # come first (LONGEST_FIRST in tests/conftest.py), so that all workers end at about the same time.
 integration: setup
 	@sh .ci/tools/packages

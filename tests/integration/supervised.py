@@ -10,10 +10,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.integration.waiting import until
+from tests.integration import waiting
 
 DRIVER = """
 import sys
@@ -37,6 +38,7 @@ sys.exit(code)
 """  # noqa: E501
 TIMEOUT_SECONDS = 180
 """For what takes a second or two: only what hangs takes so long, on a slow and busy machine too."""
+until = partial(waiting.until, seconds=TIMEOUT_SECONDS)
 # What every rank script starts with: its place, and a way to tell of a step as the trainer does.
 # `forever` is longer than any test waits: what sleeps so long has to be ended.
 PREAMBLE = """

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.supervised import Start
-from tests.integration.waiting import until
+from tests.integration.supervised import Start, until
 
 GREEDY = """
     if attempt == 0:

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.supervised import Start, Supervised
-from tests.integration.waiting import until
+from tests.integration.supervised import Start, Supervised, until
 
 from drillyard.supervise import rank_process
 

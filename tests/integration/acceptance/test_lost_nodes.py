@@ -10,20 +10,23 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration import waiting
 from tests.integration.acceptance.namespaces import NodeNetwork
 from tests.integration.acceptance.node_jobs import (
     NodeJob,
     judged,
     node_side_with,
 )
-from tests.integration.waiting import until
 
 from drillyard.acceptance.node.messages import NodeConnection, proof
 from drillyard.acceptance.results import Status
+
+until = partial(waiting.until, seconds=30.0)
 
 Start = Callable[..., NodeJob]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.kubernetes.cluster import Cluster, objects, tool
-from tests.integration.waiting import until
+from tests.integration.kubernetes.team import until
 
 GPUS_PER_NODE = 8
 BLOCK = "cloud.google.com/gce-topology-block"

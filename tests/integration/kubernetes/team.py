@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.integration import waiting
 from tests.integration.kubernetes.cluster import (
     IMAGE,
     NODES,
@@ -22,6 +24,7 @@ from tests.integration.tiny_run import TIMEOUT_SECONDS, write_config, write_rows
 USER = 1000
 VOLUME = "/data"
 GPUS = 8 * len(NODES)
+until = partial(waiting.until, seconds=300.0)
 
 
 class Team:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.kubernetes.cluster import BRIDGE, Cluster, cgroup
-from tests.integration.waiting import until
+from tests.integration.kubernetes.team import until
 
 
 def test_a_killed_cluster_leaves_no_process_mount_or_bridge(

@@ -10,7 +10,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.integration.kubernetes.cluster import Cluster
-from tests.integration.kubernetes.team import Team
+from tests.integration.kubernetes.team import Team, until
 from tests.integration.kubernetes.team_runs import (
     SETTINGS,
     command_run,
@@ -22,7 +22,6 @@ from tests.integration.kubernetes.team_runs import (
     status,
 )
 from tests.integration.kubernetes.team_runs import rights as rights
-from tests.integration.waiting import until
 
 
 def test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits(team: Team) -> None:

@@ -23,9 +23,8 @@ import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, started
 from tests.integration.kubernetes.node_processes import bucket_on_nodes, kubelet_of, processes
-from tests.integration.kubernetes.team import Team
+from tests.integration.kubernetes.team import Team, until
 from tests.integration.tiny_run import write_rows
-from tests.integration.waiting import until
 
 from drillyard.supervise.scheduler_restarts import CLAIM_SECONDS
 from drillyard.telemetry.jsonlines import decode

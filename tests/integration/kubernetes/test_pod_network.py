@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.kubernetes.cluster import IMAGE, ROOT, Cluster, tool
-from tests.integration.kubernetes.team import Team
+from tests.integration.kubernetes.team import Team, until
 from tests.integration.kubernetes.team_runs import ended, handle, rights
-from tests.integration.waiting import until
 
 __all__ = ["rights"]
 

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import Cluster, started
-from tests.integration.kubernetes.team import Team
-from tests.integration.waiting import until
+from tests.integration.kubernetes.team import Team, until
 
 NODES = 16
 MANY = 1000

@@ -14,10 +14,9 @@ import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, tool
 from tests.integration.kubernetes.node_processes import processes
-from tests.integration.kubernetes.team import Team
+from tests.integration.kubernetes.team import Team, until
 from tests.integration.kubernetes.team_runs import SETTINGS, command_run, ended, launch, restarts
 from tests.integration.kubernetes.team_runs import rights as rights
-from tests.integration.waiting import until
 
 from drillyard.telemetry.jsonlines import decode
 
@@ -82,7 +81,7 @@ def test_a_chart_that_counts_85_would_end_the_run(team: Team, cluster: Cluster) 
 
 
 def test_term_to_one_pod_of_two_is_never_counted(team: Team) -> None:
-    name, times = "termed", 8
+    name, times = "termed", 20
     script = (
         f'trap "exit 85" TERM; test "$DRILLYARD_LAUNCH_ROUND" -lt {times} || exit 0; echo ready;'
         " sleep 600 & wait"

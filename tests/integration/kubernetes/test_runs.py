@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.kubernetes.cluster import Cluster
 from tests.integration.kubernetes.node_processes import bucket_on_nodes
-from tests.integration.kubernetes.team import Team
+from tests.integration.kubernetes.team import Team, until
 from tests.integration.kubernetes.team_runs import (
     EVERY,
     SETTINGS,
@@ -27,7 +27,6 @@ from tests.integration.kubernetes.team_runs import (
 )
 from tests.integration.kubernetes.team_runs import rights as rights
 from tests.integration.tiny_run import write_rows
-from tests.integration.waiting import until
 
 from drillyard.telemetry.jsonlines import decode
 

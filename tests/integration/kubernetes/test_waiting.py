@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from tests.integration.kubernetes.cluster import IMAGE, ROOT, Cluster, tool
-from tests.integration.kubernetes.team import USER, Team
+from tests.integration.kubernetes.team import USER, Team, until
 from tests.integration.kubernetes.team_runs import (
     command_run,
     ended,
@@ -23,7 +23,6 @@ from tests.integration.kubernetes.team_runs import (
     rights,  # noqa: F401
     status,
 )
-from tests.integration.waiting import until
 
 AT_ONCE = {"grace_seconds": 1}
 """`sleep` as the first process of a container takes no notice of SIGTERM."""

@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.integration.waiting import until
+from tests.integration import waiting
 
 from drillyard.launch.agent.job import Job, run_token
 from drillyard.launch.prepared_run import agent_files
@@ -23,6 +24,7 @@ from drillyard.supervise import reaper
 from drillyard.supervise.reaper import RUN_MARK
 
 TIMEOUT_SECONDS = 90.0
+until = partial(waiting.until, seconds=TIMEOUT_SECONDS)
 TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
 """A command that leaves a line in RUN/commands."""
 WAIT = 'while [ ! -e "$RUN/finish" ]; do sleep 0.05; done'

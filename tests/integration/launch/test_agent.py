@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from tests.facts import says
 from tests.integration.disks import MIB, Tmpfs
-from tests.integration.launch.agents import Agents, Make, codes, free_port_range
-from tests.integration.waiting import until
+from tests.integration.launch.agents import Agents, Make, codes, free_port_range, until
 
 from drillyard.launch.agent import index
 from drillyard.supervise.process_identity import process_of

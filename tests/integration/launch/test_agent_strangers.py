@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.launch.agents import TELL, WAIT, Make, codes
+from tests.integration.launch.agents import TELL, WAIT, Make, codes, until
 from tests.integration.launch.relay import TO_LEADER, TO_NODE, Relay, in_own_network
-from tests.integration.waiting import until
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from tests.integration.launch.agents import (
     Make,
     codes,
     free_port_range,
+    until,
 )
-from tests.integration.waiting import until
 
 from drillyard.launch.agent import index, protocol
 from drillyard.launch.agent.exit_report import make_report

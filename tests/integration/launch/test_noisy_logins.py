@@ -20,11 +20,12 @@ from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
 from tests.integration.waiting import until
 
 NOISE = {
-    "lines": """echo 42; echo 'Welcome to the cluster'; echo 'quota: 93 % used' >&2; echo 7 >&2
-echo '{"entry": {}, "state": null}'; echo '[]'; echo '[1]' >&2""",
+    "text": "echo 'Welcome to the cluster'; echo 'quota: 93 % used' >&2",
+    "number": "echo 42; echo 7 >&2",
+    "json": """echo '{"entry": {}, "state": null}'; echo '[]'; echo '[1]' >&2""",
     "unended": "printf 'no end of line'; printf '[1, 2' >&2",
 }
-"""Lines of a .bashrc: text, numbers, JSON; and the begin of a line."""
+"""Lines of a .bashrc."""
 SITE = "export SBATCH_EXPORT=NONE SLURM_EXPORT_ENV=NONE SBATCH_EXCLUSIVE=user SBATCH_TIMELIMIT=1"
 PROMPTS = "read answer; " + SITE
 """What is in every .bashrc: it asks something, too."""
@@ -145,7 +146,7 @@ def test_a_run_that_trains_is_resumed_followed_and_measured_where_a_login_prints
     place.project.mkdir()
     holds = Holds(tmp_path, "attempt-0-step-9")
     desk = place.sit_down(
-        "slurm-login", NOISE["lines"], python=holds.interpreter(tmp_path / "python")
+        "slurm-login", NOISE["json"], python=holds.interpreter(tmp_path / "python")
     )
     desk.directory = place.elsewhere
     handle = works(desk, "launch", run.config, "--cluster", "../desk/cluster.yaml").strip()

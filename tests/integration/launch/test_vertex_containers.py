@@ -7,21 +7,24 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration import waiting
 from tests.integration.gcs import BUCKET, Bucket
 from tests.integration.launch.agents import free_port_range
 from tests.integration.launch.vertex_place import Place
 from tests.integration.launch.vertex_server import Replicas, Vertex
-from tests.integration.waiting import until
 
 from drillyard.launch import prepared_run as job_module
 from drillyard.launch import run_changes
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
 from drillyard.launch.vertex import config
+
+until = partial(waiting.until, seconds=90.0)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import subprocess
 import threading
 
 from tests.integration.provision.nebius_project import NebiusProject
-from tests.integration.provision.project import Project, kill
-from tests.integration.waiting import until
+from tests.integration.provision.project import Project, kill, until
 
 from drillyard.supervise.reaper import marked_processes
 

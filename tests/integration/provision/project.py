@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.integration import waiting
 from tests.integration.gcs import TOOLS
 from tests.integration.provision.bucket_server import BucketServer, StoredBucket
 from tests.integration.provision.fake_cloud import FakeCloud
@@ -27,6 +29,7 @@ from drillyard.provision.provisioner import plan_cluster
 ROOT = Path(__file__).resolve().parents[3]
 STATE = "p-c-tfstate"
 TIMEOUT_SECONDS = 180
+until = partial(waiting.until, seconds=TIMEOUT_SECONDS)
 _CLUSTER = {
     "name": "c",
     "platform": "gke",

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tests.integration.kubernetes import kwok
 from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
+from tests.integration.kubernetes.team import until
 from tests.integration.provision.kubernetes_admin import CONTEXT, Admin
-from tests.integration.waiting import until
 
 from drillyard.config.yaml_document import parse_document
 from drillyard.provision.launch_file import launch_values, with_values

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.integration.provision.project import TIMEOUT_SECONDS, Project
-from tests.integration.waiting import until
+from tests.integration.provision.project import TIMEOUT_SECONDS, Project, until
 
 GROUP, REQUEST = "google_compute_instance_group_manager", "google_compute_resize_request"
 SETTINGS: dict[str, Any] = {

@@ -16,10 +16,9 @@ from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import kill_and_wait
-from tests.integration.provision.project import Project
+from tests.integration.provision.project import Project, until
 from tests.integration.provision.project_at_google import ProjectAtGoogle
 from tests.integration.tiny_run import write_config
-from tests.integration.waiting import until
 
 VM = "google_compute_instance"
 SETTINGS: dict[str, Any] = {

@@ -13,8 +13,7 @@ import time
 import pytest
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import Steps, kill_and_wait, require_no_process
-from tests.integration.provision.project import STATE, Project
-from tests.integration.waiting import until
+from tests.integration.provision.project import STATE, Project, until
 
 NETWORK = "google_compute_network"
 LOCK = "c/default.tflock"

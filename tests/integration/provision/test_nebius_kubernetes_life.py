@@ -17,8 +17,7 @@ from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import kill_and_wait
 from tests.integration.provision.joined_nebius import JoinedNebius, fake_node
 from tests.integration.provision.nebius_project import CONTROL_PLANE, FILES, GROUP, STATE, VM
-from tests.integration.provision.project import TIMEOUT_SECONDS
-from tests.integration.waiting import until
+from tests.integration.provision.project import TIMEOUT_SECONDS, until
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.nebius.nebius_plan import BUCKET_KIND

@@ -27,8 +27,7 @@ from tests.integration.provision.nebius_project import (
     VM,
     NebiusProject,
 )
-from tests.integration.provision.project import TIMEOUT_SECONDS
-from tests.integration.waiting import until
+from tests.integration.provision.project import TIMEOUT_SECONDS, until
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.nebius.listings import LISTINGS

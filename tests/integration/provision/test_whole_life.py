@@ -14,7 +14,7 @@ from tests.integration.kubernetes.cluster import Cluster, started
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.interruption import kill_and_wait
 from tests.integration.provision.joined_project import JoinedProject
-from tests.integration.waiting import until
+from tests.integration.provision.project import until
 
 POOL = "google_container_node_pool"
 CONTEXT = "gke_acme-ml_us-central1_c"
