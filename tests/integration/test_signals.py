@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
@@ -21,6 +22,12 @@ from tests.integration.tiny_run import (
     wait_until,
     write_config,
     write_rows,
+)
+
+from drillyard.supervise.launch_contract import (
+    EXIT_RECORD,
+    FailureElsewhere,
+    write_failure_elsewhere,
 )
 
 LONG_EVALUATION = {"metrics": ["loss", "sql-execution"], "samples": 400, "max_new_tokens": 100}
@@ -101,6 +108,24 @@ def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
     undisturbed = reference.run.figures()
     assert all(figures == undisturbed[figures[0] - 1] for figures in run.figures())
     assert run.weights() == reference.run.weights()
+
+
+def test_a_stop_because_another_node_failed_saves_and_counts_as_that_failure(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record.json"
+    monkeypatch.setenv(EXIT_RECORD, str(record))
+    run = Run(write_config(workplace, "stopped-for-another-node"))
+    holds = Holds(tmp_path, "attempt-0-step-9")
+    process = run.start(holds=holds)
+    wait_until(lambda: holds.reached("attempt-0-step-9", 0, 1), process)
+    write_failure_elsewhere(record, FailureElsewhere("lost node 1 (n1)", None, None))
+    process.terminate()
+    assert process.wait(timeout=TIMEOUT_SECONDS) == 85, process.communicate()[1]
+    assert [event["step"] for event in run.events("checkpoint")] == [run.last_step()]
+    assert not run.events("signal")
+    assert [event["reason"] for event in run.events("failure")] == ["lost node 1 (n1)"]
+    assert {event["status"] for event in run.events("end")} == {"failed"}
 
 
 def test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved(workplace: Path) -> None:

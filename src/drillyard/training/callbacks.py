@@ -23,6 +23,7 @@ from drillyard.evaluation.evaluator import EvaluationResults, HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.collectives import own_cpu_group
 from drillyard.parallel.ranks import COLLECTIVE_TIMEOUT, Ranks
+from drillyard.supervise.launch_contract import failure_elsewhere
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.checkpointer import Checkpointer
@@ -144,11 +145,13 @@ class StepCallbacks:
                 self.log.message(
                     "stopping in a row of skipped steps: the newest checkpoint is an earlier one"
                 )
-            self.log.event(
-                "signal",
-                step=steps_done,
-                signal=self.stop.received.name if self.stop.received else None,
-            )
+            if failure_elsewhere() is None:
+                # Else another node's failure is the reason, and the supervisor writes that.
+                self.log.event(
+                    "signal",
+                    step=steps_done,
+                    signal=self.stop.received.name if self.stop.received else None,
+                )
         if stopping or _is_multiple(steps_done, self.config.checkpoint.every_steps):
             self.save_is_due = True
         if self.save_is_due and not self.trainer.in_nonfinite_row():

@@ -26,7 +26,7 @@ from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.reporting.summary import closing_lines, model_of, required_failure, write_summary
 from drillyard.supervise.heartbeat import HeartbeatWriter
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.supervise.scheduler_restarts import (
     belong_to,
@@ -236,7 +236,8 @@ def run_rank(
     if checkpointer.saves_failed:
         log.message(f"{checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
     step = trainer.steps_done
-    status = "completed" if finished else "interrupted"
+    stopped = "interrupted" if failure_elsewhere() is None else "failed"
+    status = "completed" if finished else stopped
     log.event("end", step=step, status=status, sequences=data.train.coverage(step, trainer.shape))
     if ranks.world_size > 1:
         dist.barrier()

@@ -123,13 +123,16 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     until(lambda: reported_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
     # The agent of the second host is killed: its ranks end, its respawner starts it again, and
-    # nothing is counted.
+    # nothing is counted. Its rank is stopped first: else both ranks could train on, and save,
+    # between the other's SIGTERM and its own end.
     until(lambda: held_at(14, saved=10), "attempt 1")
+    os.kill(rank_of(h1, 1), signal.SIGSTOP)
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
     until(lambda: reported_of(1, "lost node 1 (h1)"), "the loss")
     holds.release(moments[14])
     # The agent that leads is killed: the same.
     until(lambda: held_at(22, saved=20), "attempt 2")
+    os.kill(rank_of(h0, 0), signal.SIGSTOP)
     os.kill(find(h0, "agent run", "--node-rank 0"), signal.SIGKILL)
     holds.release(moments[22])
     assert desk.say("runs", "wait", handle).returncode == 0
