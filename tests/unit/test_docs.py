@@ -1,9 +1,12 @@
-"""docs/architecture.md names files that exist, and every module of the package is named there."""
+"""docs/architecture.md and docs/rooms.md name files that exist; every module has its line in the
+second."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/drillyard"
@@ -11,13 +14,13 @@ USER_FILES = {"run.yaml", "cluster.yaml"}
 NOT_LISTED = {"__init__.py", "__main__.py", "packaged_yaml.py", "sources.yaml"}
 
 
-def named_files() -> tuple[set[Path], list[str]]:
-    """The files that the page names, and the names of none: a name is below the room of its
+def named_files(page: str) -> tuple[set[Path], list[str]]:
+    """The files that a page names, and the names of none: a name is below the room of its
     section, or below src."""
     found: set[Path] = set()
     missing = []
     room = SOURCE
-    for line in (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"##+ (.*)", line):
             room = SOURCE / heading[1] if (SOURCE / heading[1]).is_dir() else SOURCE
         for name in re.findall(r"`([\w./-]+\.(?:py|yaml|sh))(?::\w+)?`", line):
@@ -30,11 +33,13 @@ def named_files() -> tuple[set[Path], list[str]]:
     return found, missing
 
 
-def test_the_files_that_the_architecture_page_names_exist() -> None:
-    assert named_files()[1] == []
+@pytest.mark.parametrize("page", ["architecture.md", "rooms.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    files, missing = named_files(page)
+    assert files and missing == []
 
 
-def test_the_architecture_page_names_every_module() -> None:
+def test_the_page_of_rooms_names_every_module() -> None:
     every = {path for path in SOURCE.rglob("*.py") if path.name not in NOT_LISTED}
     launchers = {
         path
@@ -42,7 +47,7 @@ def test_the_architecture_page_names_every_module() -> None:
         if path.name in ("launcher.py", "config.py", "rules.py") and "launch" in path.parts
     }
     formats = set((SOURCE / "measurement/formats").glob("*.py"))
-    assert sorted(every - named_files()[0] - launchers - formats) == []
+    assert sorted(every - named_files("rooms.md")[0] - launchers - formats) == []
 
 
 def test_links_between_documents_lead_to_files() -> None:

@@ -311,6 +311,7 @@ def test_a_docstring_of_an_attribute_and_a_comment_are_found() -> None:
     "name",
     [
         "docs/architecture.md",
+        "docs/rooms.md",
         "docs/glossary.md",
         "CONTRIBUTING.md",
         "README.md",

@@ -2,7 +2,7 @@
 logged.
 
 On the same layout, software and hardware a step repeats its loss and its gradient norm to the bit:
-nothing in a run depends on time or chance (docs/architecture.md). So a step with another result was
+nothing in a run depends on time or chance (docs/decisions-training.md). So a step with another result was
 computed wrongly, now or then: by memory, a GPU or a link that changes bits silently. Training does
 not notice that. A replay does, at the cost of the repeated steps; a second replay on another host
 of the same kind shows which of the two is at fault.
