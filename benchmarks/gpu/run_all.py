@@ -91,6 +91,7 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
             300,
             equal | {"compiled": True},
         ),
+        Row(f"{what}: torchtitan", "torchtitan_step:torchtitan", 300, equal),
         Row(
             f"{what}: trainer, checkpointing auto",
             "speed:ours",
@@ -104,6 +105,8 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
         kept = common | {"recompute": "none"}
         rows.append(Row(name, "speed:hf_trainer", 240, kept | {"compiled": False}))
         rows.append(Row(f"{name}, compiled", "speed:hf_trainer", 300, kept | {"compiled": True}))
+        name = f"{what}: torchtitan, no checkpointing"
+        rows.append(Row(name, "torchtitan_step:torchtitan", 300, kept))
     return rows
 
 

@@ -147,7 +147,7 @@ def bare_loop(
     """The least that an FSDP2 step can be (benchmarks/bare_loop.py), compiled, with SDPA's causal
     kernel."""
     compile_quickly(setting)
-    length = _length(setting, sequence_length)
+    length = length_of(setting, sequence_length)
 
     def measured(size: int) -> dict[str, Any]:
         config = run_config(setting, model_of(shape, setting), sequence_length=length)
@@ -203,7 +203,7 @@ def hf_trainer(
     )
 
     on_gpu = setting.device == "cuda"
-    length = _length(setting, sequence_length)
+    length = length_of(setting, sequence_length)
 
     def measured(size: int) -> dict[str, Any]:
         fields = {
@@ -395,7 +395,7 @@ def _steps(setting: Setting) -> tuple[int, int]:
     return (1, 2) if setting.tiny else (WARMUP, STEPS)
 
 
-def _length(setting: Setting, sequence_length: int) -> int:
+def length_of(setting: Setting, sequence_length: int) -> int:
     return 32 if setting.tiny else sequence_length
 
 

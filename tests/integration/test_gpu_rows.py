@@ -69,9 +69,9 @@ def test_every_row_runs_and_what_fails_or_hangs_stops_no_other(tmp_path: Path) -
     assert set(status.values()) == {"passed"}, {
         name: row for name, row in results.items() if "error" in row
     }
-    assert len(status) == 72
+    assert len(status) == 75
     table = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert len(table) == 2 + 72 + 3
+    assert len(table) == 2 + 75 + 3
     assert {line.count("|") for line in table} == {5}
     child = Path("/proc", (tmp_path / "child").read_text(), "stat")
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", (
