@@ -121,8 +121,8 @@ def save_auto_settings(
     stores_fp8: bool = False,
 ) -> None:
     """Record the settings of this layout unless they are recorded, and under `precision: fp8` the
-    layers of a block that do not compute in it, and whether frozen weights rest in it. A full disk
-    does not end the run."""
+    layers of a block that do not compute in it, and whether frozen weights rest in it; whether each
+    rank holds frozen weights whole. A full disk does not end the run."""
     entries = _layouts_of_run(directory, kept.written)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
@@ -132,6 +132,7 @@ def save_auto_settings(
         "reasons": {each.key: each.reason for each in resolved.decisions},
         "left_in_bf16": list(left_in_bf16),
         "stores_fp8": stores_fp8,
+        "frozen_whole": resolved.setup.holds_frozen_whole,
     }
     try:
         _write_layouts(directory, [*entries, entry])
@@ -204,6 +205,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
                 "reasons": dict(entry.get("reasons", {})),
                 "left_in_bf16": list(entry.get("left_in_bf16", [])),
                 "stores_fp8": bool(entry.get("stores_fp8", False)),
+                "frozen_whole": bool(entry.get("frozen_whole", False)),
                 "replaced": dict(entry.get("replaced", {})),
             }
             for entry in content["layouts"]
