@@ -192,8 +192,9 @@ def resolve_setup(
         mode, why, memory = training.activation_checkpointing, "", None
     setup = replace(setup, activation_checkpointing=mode)
     if not setup.keeps_unsharded and memory_gib is not None:
-        setup = keep_whole(setup, memory_gib)
-        memory = memory and memory_estimate(setup)
+        kept = keep_whole(setup, memory_gib)
+        if kept is not setup:
+            setup, memory = kept, memory and memory_estimate(kept)
     return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
 
 
