@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.facts import says
 
-from drillyard.config.run import RunConfig
+from drillyard.config.run import LoraConfig, RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.modelspec import model_spec
@@ -191,6 +191,22 @@ def test_the_record_says_whether_frozen_weights_rest_in_fp8(
     save_auto_settings(kept, resolve(config), trained, log, ["layers.*.mlp.gate"], True)
     (entry,) = read_layouts(trained)
     assert (entry["left_in_bf16"], entry["stores_fp8"]) == (["layers.*.mlp.gate"], True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_record_says_whether_every_rank_holds_frozen_weights_whole(
+    config: RunConfig, trained: Path, whole: bool
+) -> None:
+    lora = config.model_copy(
+        update={"model": config.model.model_copy(update={"lora": LoraConfig(rank=4)})}
+    )
+    found = resolve(lora)
+    setup = dataclasses.replace(found.setup, keeps_frozen_whole=whole, keeps_unsharded=False)
+    log: Any = Log()
+    kept = load_auto_settings(lora, ranks(), trained)
+    save_auto_settings(kept, dataclasses.replace(found, setup=setup), trained, log)
+    (entry,) = read_layouts(trained)
+    assert entry["frozen_whole"] == whole
 
 
 def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
