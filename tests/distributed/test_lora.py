@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ FROZEN_CASES: dict[str, dict[str, Any]] = {
     "experts": {"base": "experts"},
     "copies": {"parallelism__replicate": 2, "parallelism__shard": 1},
     "random": {"model__init": "random"},
+    "compiled": {"training__precision": "bf16", "training__compile": True},
 }
 
 
@@ -133,6 +135,8 @@ def frozen_run(bases: str, name: str, folder: str, whole: bool) -> dict[str, Any
     """Six steps with a save after three, and what is left of them."""
     if not whole:
         shard_frozen_weights()
+    compile_with_inductor = torch.compile
+    torch.compile = functools.partial(compile_with_inductor, backend="aot_eager")
     trainer, model = build(frozen_case(bases, name, alone=folder.endswith("alone")))
     frozen = [each for each in model.root.parameters() if not each.requires_grad]
     figures = run_steps(trainer, 0, SAVED).tolist()
