@@ -216,9 +216,7 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
         mock.patch.object(resolved_setup, "keep_whole", keep_whole),
         to_empty_of_plain_tensors(),
     ):
-        model = model_setup.build_sharded_model(
-            config, tokenizer, ranks, memory_gib=1e6
-        )
+        model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=1e6)
     assert model.small == case.keeps_unsharded
     assert model.resolved.setup.keeps_frozen_whole == case.frozen_whole
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)

@@ -195,9 +195,7 @@ def build_sharded_model(
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
     training = training.model_copy(update=recomputation)
-    parallelize_model(
-        root, blocks(model), ranks, training, keep_unsharded=small, unsharded=whole
-    )
+    parallelize_model(root, blocks(model), ranks, training, keep_unsharded=small, unsharded=whole)
     root.to_empty(device=ranks.device)
     restore_ties(model)
     init_buffers(model)

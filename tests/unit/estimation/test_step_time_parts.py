@@ -170,8 +170,9 @@ def test_frozen_weights_that_are_whole_are_not_gathered():
     block = work.blocks[0]
     assert work.gathered_bytes(block) == 2 * block.trainable
     assert work.gathered_bytes(work.root) == 0
-    traffic, of_shards = step_traffic(whole, work, net), step_traffic(
-        shared, count_work(shared), net
+    traffic, of_shards = (
+        step_traffic(whole, work, net),
+        step_traffic(shared, count_work(shared), net),
     )
     assert traffic is not None and of_shards is not None
     gather = net.seconds("all_gather", 16, 2 * block.trainable).value
