@@ -42,7 +42,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.model_setup import GIB, describe_nearest_fit, least_memory_bytes
-from drillyard.training.out_of_memory import next_setup
+from drillyard.training.out_of_memory import CLEARLY_LESS, next_setup
 from drillyard.training.run_directory import RESOLVED_RECORD, holds_training
 
 AUTO_KEYS: Final[tuple[str, ...]] = (
@@ -77,6 +77,12 @@ class AutoSettings:
     hardware: str
     memory_gib: float
     replaced_at: int | None = None
+
+    @property
+    def trusted_gib(self) -> float:
+        """What a step may be estimated to need: less than there is where an estimate was too low,
+        so that what was freed is not filled with weights kept whole."""
+        return self.memory_gib * (1.0 if self.replaced_at is None else CLEARLY_LESS)
 
 
 def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:

@@ -228,6 +228,9 @@ def test_settings_that_ran_out_of_memory_are_replaced_for_the_next_start(
     again = load_auto_settings(config, ranks(), tmp_path)
     mode = again.settings["training.activation_checkpointing"]
     assert mode != "none" and again.config.training.activation_checkpointing == mode
+    # What that frees is not all filled with weights that are kept whole.
+    assert kept.trusted_gib == kept.memory_gib
+    assert again.trusted_gib == pytest.approx(0.9 * again.memory_gib)
     (entry,) = read_layouts(tmp_path)
     reason = entry["reasons"]["training.activation_checkpointing"]
     assert says(reason, "none ran out of memory") and "`loss`" in reason
