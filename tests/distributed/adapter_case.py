@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from tests.distributed.training_case import build, make_config, run_steps, write
 
 from drillyard.config.run import RunConfig
 from drillyard.data.prepared_data import prepare
+from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.models.export import export
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_random
+from drillyard.training import model_setup
 
 LORA = {"rank": 4, "alpha": 12.0, "target_modules": "all-linear"}
 
@@ -71,6 +74,19 @@ def adapter_config(directory: Path, **changes: Any) -> RunConfig:
         "training__optimizer": {"learning_rate": 1.0e-2, "weight_decay": 0.1},
     }
     return make_config(directory, **(settings | changes))
+
+
+def shard_frozen_weights() -> None:
+    """In this process, as where neither memory nor files can hold them whole. What is gathered is
+    kept within a step as before, for that decides the order of sums."""
+    model_setup.weights_in_files = lambda *_: set()
+    resolve = model_setup.resolve_setup
+
+    def resolve_sharded(*arguments: Any, **options: Any) -> ResolvedSetup:
+        found = resolve(*arguments, **options)
+        return replace(found, setup=replace(found.setup, keeps_frozen_whole=False))
+
+    model_setup.resolve_setup = resolve_sharded
 
 
 def record_batches(config: RunConfig, path: Path) -> None:

@@ -16,7 +16,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -69,6 +69,14 @@ class Case:
     lora: dict[str, Any] | None = None
     """`model.lora` of the run."""
     quantization: str | None = None
+    keeps_frozen_whole: bool | None = None
+    """None: where gathered weights are kept too, as what is small."""
+
+    @property
+    def frozen_whole(self) -> bool:
+        """Whether every rank holds the weights beside adapters whole."""
+        kept = self.keeps_unsharded if self.keeps_frozen_whole is None else self.keeps_frozen_whole
+        return self.lora is not None and kept
 
 
 @dataclass(frozen=True)
@@ -173,15 +181,21 @@ def to_empty_of_plain_tensors() -> Iterator[None]:
     them."""
 
     def to_empty(self: torch.nn.Module, *, device: torch.device) -> torch.nn.Module:
+        plain: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         for module in self.modules():
-            for name, old in module._parameters.items():
-                if old is not None and not isinstance(old, DTensor):
-                    new = torch.empty_like(old, device=device)
-                    module._parameters[name] = torch.nn.Parameter(new, old.requires_grad)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = torch.empty_like(buffer, device=device)
-        return own(self, device=device) if isinstance(self, FSDPModule) else self
+            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for table in tables:
+                for name, old in table.items():
+                    if old is not None and not isinstance(old, DTensor):
+                        new: torch.Tensor = torch.empty_like(old, device=device)
+                        if isinstance(old, torch.nn.Parameter):
+                            new = torch.nn.Parameter(new, old.requires_grad)
+                        plain.append((table, name, new))
+                        table[name] = None
+        own(self, device=device)
+        for table, name, new in plain:
+            table[name] = new
+        return self
 
     own = torch.nn.Module.to_empty
     with mock.patch.object(torch.nn.Module, "to_empty", to_empty):
@@ -192,18 +206,19 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     """What `training.assemble` puts together, without the files of a run."""
     config = run_config(case)
     vocab = case.model["vocab_size"]
-    # Between 16 bytes per parameter, which is its state, and 64, below which weights are not kept
-    # whole.
-    memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
     tokenizer: Any = Tokenizer(vocab)
+
+    def keep_whole(setup: Setup, memory_gib: float) -> Setup:
+        return replace(setup, keeps_frozen_whole=case.frozen_whole)
+
     with (
-        mock.patch.object(resolved_setup, "fitting_estimate", lambda *_: None),
-        to_empty_of_plain_tensors() if ranks.world_size == 1 else contextlib.nullcontext(),
+        mock.patch.object(resolved_setup, "unsharded_is_small", lambda *_: case.keeps_unsharded),
+        mock.patch.object(resolved_setup, "keep_whole", keep_whole),
+        to_empty_of_plain_tensors(),
     ):
-        model = model_setup.build_sharded_model(
-            config, tokenizer, ranks, memory_gib=memory_bytes / 2**30
-        )
+        model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=1e6)
     assert model.small == case.keeps_unsharded
+    assert model.resolved.setup.keeps_frozen_whole == case.frozen_whole
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
     return Trainer(
@@ -250,6 +265,12 @@ class Tracker(FSDPMemTracker):
         super()._update_peak_stats(peak_state)
         if self._peak_mem != before:
             self.phase_at_peak = self.phase
+
+    def add_plain_parameters(self, root: torch.nn.Module) -> None:
+        """Count those that every rank holds whole, which torch's own takes for activations."""
+        for parameter in root.parameters():
+            if not isinstance(parameter, DTensor):
+                self._update_and_maybe_create_winfos(parameter, _FSDPRefType.SHARDED_PARAM)
 
     def _fsdp_param_group_post_backward(self, fsdp_mod: Any, reduce: Any) -> Any:
         """Torch's own holds the last parameter's gradient in a variable while it is reduced."""
@@ -350,6 +371,7 @@ def measure(case: Case) -> Measured:
         state: dict[str, int] = {}
         apart = mock.patch.object(nf4, "nf4_linear", ProductTakenApart.apply)
         with apart, tracker, watched(trainer, tracker, state):
+            tracker.add_plain_parameters(trainer.root)
             trainer.train_step(1, StepWindow(0.0))
         (peak,) = tracker.get_tracker_snapshot("peak").values()
         kinds = {getattr(kind, "value", kind): nbytes for kind, nbytes in peak.items()}
@@ -471,5 +493,6 @@ def setup_of(case: Case) -> Setup:
         adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
         quantized=case.quantization is not None,
         keeps_unsharded=case.keeps_unsharded,
+        keeps_frozen_whole=case.frozen_whole,
         device_type="cpu",
     )

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from drillyard.estimation.memory.fsdp import REWRITTEN_IN
 from drillyard.estimation.setup import installed_torch
-from drillyard.estimation.step_work import optimizer_bytes
+from drillyard.estimation.step_work import count_work, optimizer_bytes
 from drillyard.parallel.whole_weights import WholeWeights
 from drillyard.training import optimizer
 from drillyard.training.trainer import StepWindow, Trainer
@@ -124,6 +124,37 @@ def count_bytes(case: Case) -> tuple[CopiedBytes, Trainer]:
         return count, trainer
 
 
+class CollectiveBytes(TorchDispatchMode):
+    """Bytes of what ranks hold together, in each of a step's gathers and reductions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathered: list[int] = []
+        self.reduced: list[int] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        match operator.name():
+            case "c10d::_allgather_base_":
+                self.gathered.append(size_of(args[0]))
+            case "c10d::_reduce_scatter_base_":
+                self.reduced.append(size_of(args[1]))
+        return operator(*args, **(kwargs or {}))
+
+
+def collectives(case: Case) -> tuple[CollectiveBytes, Trainer]:
+    with (
+        fake_ranks(case.shard, case.replicate) as ranks,
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        trainer = assemble(case, ranks)
+        trainer.train_step(0, StepWindow(0.0))
+        with CollectiveBytes() as found:
+            trainer.train_step(1, StepWindow(0.0))
+        return found, trainer
+
+
 def elements(trainer: Trainer, *, trained: bool | None = None) -> int:
     return sum(
         parameter.numel()
@@ -213,3 +244,66 @@ def test_fsdp2_copies_what_its_formula_says(ranks: int, keeps: bool) -> None:
     head = 0 if IS_OLDER else 2 * trainer.root.causal_lm.lm_head.weight.numel()
     assert found["reduce"] == elements(trainer) * one_reduction + head
     assert found["write"] == 0
+
+
+EXPERTS = MODEL | {
+    "architecture": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+def padded(trainer: Trainer, ranks: int, *, trained: bool, of_root: bool = True) -> int:
+    """Elements with rows filled up to a multiple of the ranks, as they are gathered."""
+    return sum(
+        -(-each.shape[0] // ranks) * ranks * each.shape[1:].numel()
+        for name, each in trainer.root.named_parameters()
+        if each.requires_grad == trained and (of_root or ".layers." in name)
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=["llama", "experts"])
+def test_frozen_weights_that_are_whole_cross_no_link(model: dict[str, Any], ranks: int) -> None:
+    """Sharded, a micro-batch gathers every weight of a block twice and those of the root once.
+    Whole, it gathers the adapters alone: twice, or once a step where they are kept. Gradients are
+    the same. In the last of several micro-batches FSDP2 prefetches the adapters of one block once
+    more, for a backward that does not come."""
+    case = Case(model, shard=ranks, lora=ON_ALL, accumulation=2)
+    sharded, trainer = collectives(case)
+    adapters = padded(trainer, ranks, trained=True)
+    frozen = padded(trainer, ranks, trained=False)
+    of_blocks = padded(trainer, ranks, trained=False, of_root=False)
+    assert frozen > 10 * adapters
+    assert sum(sharded.gathered) == 2 * 2 * (2 * adapters + frozen + of_blocks)
+    assert sum(sharded.reduced) == 2 * 4 * adapters
+    whole, _ = collectives(replace(case, keeps_frozen_whole=True))
+    of_block = adapters // 2
+    assert sum(whole.gathered) == 2 * (2 * 2 * adapters + of_block)
+    assert whole.reduced == sharded.reduced
+    kept, _ = collectives(replace(case, keeps_unsharded=True))
+    assert sum(kept.gathered) == 2 * (adapters + of_block)
+    assert sum(kept.reduced) == 4 * adapters
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("quantization", [None, "nf4"])
+def test_a_step_with_frozen_weights_whole_moves_what_its_formula_says(
+    ranks: int, quantization: str | None
+) -> None:
+    """Adapters as all weights of a run without: 2 gathers of 2 bytes, a reduction of 4."""
+    lora = {"rank": 8, "target_modules": "all-linear"}
+    case = Case(MODEL, shard=ranks, lora=lora, quantization=quantization)
+    whole = replace(case, keeps_frozen_whole=True)
+    found, trainer = collectives(whole)
+    trained = elements(trainer, trained=True)
+    assert sum(found.gathered) == 2 * 2 * trained
+    assert sum(found.reduced) == 4 * trained
+    copied, _ = counted(whole)
+    assert copied["gather"] == 2 * trained * ((6 + 4 + 2) / ranks + 2 + 4)
+    assert copied["reduce"] == trained * ((2 + 4) + 4 + 4 / ranks)
+    # What the estimate of the time counts.
+    for one, gathered in ((whole, found), (case, collectives(case)[0])):
+        work = count_work(setup_of(one))
+        once = sum(unit.count * work.gathered_bytes(unit) for unit in work.units)
+        assert sum(gathered.gathered) == 2 * once - work.gathered_bytes(work.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tests.distributed.adapter_case import adapter_config, write_base
 from tests.distributed.ranks import run_ranks
@@ -115,12 +116,15 @@ def with_adapters(directory: str, stored: bool) -> tuple[np.ndarray, np.ndarray,
     return rows, resumed, [there, estimated, in_fp8]
 
 
-def test_frozen_weights_rest_in_fp8_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_weights_rest_in_fp8_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
     write_base(tmp_path, LLAMA, torch.bfloat16)
-    rows, resumed, (there, estimated, in_fp8) = run_ranks(with_adapters, 1, str(tmp_path), True)[0]
+    rows, resumed, (there, estimated, in_fp8) = run_ranks(
+        with_adapters, ranks, str(tmp_path), True
+    )[0]
     assert np.array_equal(rows[SAVED:], resumed)
     assert there == estimated and in_fp8 > 0.3 * there
-    cast_each_time, _, (_, _, none) = run_ranks(with_adapters, 1, str(tmp_path), False)[0]
+    cast_each_time, _, (_, _, none) = run_ranks(with_adapters, ranks, str(tmp_path), False)[0]
     assert none == 0 and np.array_equal(rows, cast_each_time)
     files = [next((tmp_path / f"final-{each}").glob("*.safetensors")) for each in (True, False)]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -42,6 +42,10 @@ CASES = {
     "3B-partly-recomputed": (3.21, Case(THREE, checkpointing="selective", **WHOLE)),
     "3B-on-eight-ranks": (3.21, Case(THREE, shard=8, sequence_length=4096, micro_batch_size=2)),
     "8B-adapters": (8.03, Case(EIGHT, lora=RANK_16, **WHOLE)),
+    "8B-adapters-on-eight-ranks": (
+        8.03,
+        Case(EIGHT, lora=RANK_16, sequence_length=4096, keeps_frozen_whole=True),
+    ),
     "8B-adapters-on-nf4-recomputed": (
         8.03,
         Case(EIGHT, lora=RANK_16, quantization="nf4", checkpointing="full", **WHOLE),

@@ -64,6 +64,7 @@ def gpt2(**changes: Any) -> dict[str, Any]:
 TIED = {"tie_word_embeddings": True}
 LORA = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
 ON_ALL = {"rank": 4, "target_modules": "all-linear"}
+FROZEN: dict[str, Any] = {"keeps_frozen_whole": True}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 WIDE_VOCABULARY = {"vocab_size": 12000, "hidden_size": 128, "intermediate_size": 256}
@@ -115,6 +116,29 @@ CASES: dict[str, Case] = {
     "checkpoints-adapters-on-experts": Case(
         llama(architecture="qwen3_moe", **SMALL_EXPERTS), lora=ON_ALL, checkpointing="full", shard=2
     ),
+    "adapters-on-whole": Case(llama(), lora=LORA, **FROZEN),
+    "adapters-on-whole-replicas": Case(
+        llama(**TIED), lora=ON_ALL, accumulation=3, shard=4, replicate=2, **FROZEN
+    ),
+    "adapters-on-whole-kept": Case(llama(), lora=ON_ALL, keeps_unsharded=True, accumulation=2),
+    "adapters-on-whole-kept-replicas": Case(
+        llama(), lora=LORA, keeps_unsharded=True, shard=2, replicate=2
+    ),
+    "adapters-on-whole-fp32": Case(llama(**TIED), lora=LORA, precision="fp32", shard=2, **FROZEN),
+    "adapters-with-magnitudes-on-whole": Case(
+        llama(), lora=ON_ALL | {"variant": "dora"}, shard=3, **FROZEN
+    ),
+    "adapters-on-whole-experts": Case(
+        llama(architecture="mixtral", **EXPERTS), lora=ON_ALL, shard=2, **FROZEN
+    ),
+    "checkpoints-adapters-on-whole": Case(
+        llama(), checkpointing="full", lora=LORA, micro_batch_size=2, shard=2, **FROZEN
+    ),
+    "nf4-on-whole": Case(llama(), lora=ON_ALL, quantization="nf4", **FROZEN),
+    "checkpoints-nf4-on-whole": Case(
+        llama(), lora=ON_ALL, quantization="nf4", checkpointing="full", micro_batch_size=2, **FROZEN
+    ),
+    "adapters-on-whole-on-one-rank": Case(llama(), lora=ON_ALL, shard=1, **FROZEN),
     "nf4": Case(llama(), lora=LORA, quantization="nf4"),
     "nf4-on-one-rank-with-biases": Case(
         llama(architecture="qwen2"), lora=ON_ALL, quantization="nf4", shard=1

@@ -132,6 +132,11 @@ def test_a_checkpoint_holds_adapters_and_moments_alone(directory: Path) -> None:
     assert len(json.loads((saved / "manifest.json").read_text())["metadata"]["base"]) == 32
 
 
+def test_a_run_records_that_its_ranks_hold_frozen_weights_whole(directory: Path) -> None:
+    record = json.loads((directory / "runs" / "whole" / "resolved.json").read_text())
+    assert [layout["frozen_whole"] for layout in record["layouts"]] == [True]
+
+
 def test_another_base_is_refused(directory: Path, tmp_path: Path) -> None:
     """One bit of one weight of the base is another one."""
     config = run_config(directory, "moved")

@@ -82,6 +82,10 @@ class SetupEntry(DocumentPart):
     activation_checkpointing: str
     shard: int
     replicate: int
+    frozen_whole: bool = read_from(
+        "holds_frozen_whole",
+        "Every rank holds what is frozen beside adapters whole: no step gathers it.",
+    )
     attention: str = read_from("kernel")
     compiled: bool
     loss_chunk_tokens: int

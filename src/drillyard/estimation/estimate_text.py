@@ -136,6 +136,7 @@ def _title(estimate: RunEstimate) -> Text:
     mode = setup.activation_checkpointing
     recomputed = "no" if mode == "none" else mode
     copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
+    copies += ", frozen weights whole" if setup.holds_frozen_whole and setup.shard > 1 else ""
     steps = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
     if setup.gradient_accumulation > 1:
         steps += f" and micro-batch, {setup.gradient_accumulation} a step"

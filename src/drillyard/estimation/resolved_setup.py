@@ -10,7 +10,10 @@ of its range, is within the memory. Recomputing costs time (full: the whole forw
 third of the FLOPs of a step) and gains nothing but memory. Where memory is not known or cannot be
 estimated, it is full: slower is better than a run that ends for lack of memory. Weights then stay
 whole from forward to backward, and gradients over micro-batches, where that fits too, or where the
-model is small (`unsharded_is_small`). `shard: auto` is all ranks that `replicate` leaves, never
+model is small (`unsharded_is_small`). Before that, beside adapters, every rank holds the frozen
+weights whole where they fit, so that no step gathers them. Both come after the least recomputation
+and the micro-batch, since a gather is hidden by the computing of a few thousand tokens, and a
+forward that is repeated by nothing. `shard: auto` is all ranks that `replicate` leaves, never
 fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and `replicate`
 requests them; its default of 1 is a number like any other. The other settings follow fixed rules
 (`config/kernel_rules.py`).
@@ -141,6 +144,9 @@ def resolve_setup(
     data_ranks = num_data_ranks(config, num_gpus)
     sizes = micro_batch_sizes(config, data_ranks)
     of_rank = least_micro_batch(config) * resolve_accumulation(config, data_ranks)
+    is_small = memory_gib is not None and unsharded_is_small(
+        spec.total_parameters, training.precision, memory_gib * GIB
+    )
     setup = Setup(
         spec=spec,
         precision=training.precision,
@@ -165,10 +171,8 @@ def resolve_setup(
             and lora.variant != "dora"
         ),
         packed_moments=training.optimizer.name == "adamw-8bit",
-        keeps_unsharded=(
-            memory_gib is not None
-            and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
-        ),
+        keeps_unsharded=is_small,
+        keeps_frozen_whole=is_small and lora is not None,
         device_type=device_type,
     )
     if training.activation_checkpointing == "memory-budget" and not setup.compiled:
@@ -188,10 +192,22 @@ def resolve_setup(
         mode, why, memory = training.activation_checkpointing, "", None
     setup = replace(setup, activation_checkpointing=mode)
     if not setup.keeps_unsharded and memory_gib is not None:
-        kept = replace(setup, keeps_unsharded=True)
-        if (needed := fitting_estimate(kept, memory_gib)) is not None:
-            setup, memory = kept, memory and needed
+        kept = keep_whole(setup, memory_gib)
+        if kept is not setup:
+            setup, memory = kept, memory and memory_estimate(kept)
     return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
+
+
+def keep_whole(setup: Setup, memory_gib: float) -> Setup:
+    """`setup` with what fits of: frozen weights whole on every rank, and gathered weights whole
+    from forward to backward."""
+    if setup.adapters is not None:
+        kept = replace(setup, keeps_frozen_whole=True)
+        # Weights that rest in fp8 are loaded in bf16.
+        if fitting_estimate(replace(kept, stores_fp8=False), memory_gib) is not None:
+            setup = kept
+    kept = replace(setup, keeps_unsharded=True)
+    return setup if fitting_estimate(kept, memory_gib) is None else kept
 
 
 def micro_batch_sizes(config: RunConfig, data_ranks: int) -> list[int]:

@@ -72,7 +72,9 @@ class Setup:
     weights that fit whole stay so from forward to backward, and gradients over micro-batches.
     Documents that are packed together are kept apart by a mask under `sdpa` and `eager`, by offsets
     under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
-    `stores_fp8`: frozen weights of products in fp8 rest in fp8, if the model is held whole.
+    `keeps_frozen_whole`: every rank holds the weights beside adapters whole, outside FSDP2, which
+    shards, gathers and reduces the adapters alone. `stores_fp8`: frozen weights of products in fp8
+    rest in fp8, if a rank holds them whole.
     `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
     the torch that trains, as its FSDP2 decides what lies in memory.
     """
@@ -95,6 +97,7 @@ class Setup:
     stores_fp8: bool = False
     packed_moments: bool = False
     keeps_unsharded: bool = False
+    keeps_frozen_whole: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
     torch_release: tuple[int, int] = field(default_factory=installed_torch)
 
@@ -102,6 +105,11 @@ class Setup:
     def holds_whole(self) -> bool:
         """Whether the rank is alone and trains without FSDP2 (parallel/parallelize.py)."""
         return self.world_size == 1 and self.keeps_unsharded
+
+    @property
+    def holds_frozen_whole(self) -> bool:
+        """Whether no frozen weight is sharded or gathered; False where all are trained."""
+        return self.adapters is not None and (self.keeps_frozen_whole or self.holds_whole)
 
     @property
     def keeps_gradients_narrow(self) -> bool:
@@ -133,7 +141,7 @@ class Setup:
     def rests_in_fp8(self, tensor: TensorSpec) -> bool:
         """Whether a frozen weight is cast to fp8 once and for all."""
         is_of_block = tensor.role not in ("head", "projection")
-        return self.stores_fp8 and self.holds_whole and is_of_block and self.is_fp8(tensor)
+        return self.stores_fp8 and self.holds_frozen_whole and is_of_block and self.is_fp8(tensor)
 
     @property
     def moment_bytes(self) -> float:

@@ -251,6 +251,7 @@ def _communication(setup: Setup, work: Work, traffic: StepTraffic) -> Quantity:
         unit.count * (one.forward + one.backward) for unit, one in in_units
     )
     gathers = "one all-gather" if setup.keeps_unsharded else "two all-gathers"
+    gathers += " of adapters" if setup.holds_frozen_whole else ""
     words = "one GPU alone" if setup.world_size == 1 else "copies whose gradients are added up"
     if setup.shard > 1:
         words = f"{gathers} and a reduce-scatter per block and micro-batch"

@@ -85,6 +85,8 @@ class Work:
     micro_batches: int
     compute_bytes: int
     master_bytes: int
+    frozen_whole: bool = False
+    """Whether every rank holds what is frozen whole, so that it is not gathered."""
 
     @property
     def units(self) -> tuple[UnitWork, ...]:
@@ -124,6 +126,8 @@ class Work:
 
     def gathered_bytes(self, unit: UnitWork) -> float:
         """Bytes of a unit's whole weights as they are gathered."""
+        if self.frozen_whole:
+            return unit.trainable * self.compute_bytes
         return (unit.parameters - unit.packed) * self.compute_bytes + unit.packed * NF4_BITS / 8
 
     @property
@@ -147,6 +151,7 @@ def count_work(setup: Setup) -> Work:
         micro_batches=setup.gradient_accumulation,
         compute_bytes=COMPUTE_BYTES[setup.precision],
         master_bytes=MASTER_BYTES[setup.precision],
+        frozen_whole=setup.holds_frozen_whole,
     )
 
 

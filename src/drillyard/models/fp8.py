@@ -2,8 +2,8 @@
 is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
 
 Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it. Frozen
-ones beside adapters are cast once and then rest in fp8, under tensorwise on a rank that holds the
-model whole: a byte instead of two and no cast of them in a product, to the same bits.
+ones beside adapters are cast once and then rest in fp8, under tensorwise on ranks that hold them
+whole: a byte instead of two and no cast of them in a product, to the same bits.
 `tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which
 an outlier disturbs less and whose products are slower. Inputs and weights are e4m3; gradients e5m2
 under tensorwise, e4m3 under rowwise.

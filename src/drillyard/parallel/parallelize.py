@@ -70,7 +70,8 @@ def parallelize_model(
 
     `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one
     gather per step instead of two, none on one rank, at the price of the whole model in compute
-    precision. `unsharded`: parameters that every rank has whole.
+    precision. `unsharded`: frozen parameters that every rank has whole, in compute precision. FSDP2
+    ignores them, and a block or root that has no others gathers and reduces nothing.
     """
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)

@@ -1,6 +1,6 @@
 """From a run config to a model that can train: built on meta, sharded, materialised, filled.
 
-No rank ever holds the whole model.
+No rank holds the whole model, unless the estimate says that it fits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ShardedModel:
     def stores_fp8(self) -> bool:
         """Whether frozen weights rest in fp8, once they are filled."""
         setup = self.resolved.setup
-        return self.computes_fp8 and setup.stores_fp8 and setup.holds_whole
+        return self.computes_fp8 and setup.stores_fp8 and setup.holds_frozen_whole
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -191,12 +191,11 @@ def build_sharded_model(
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
         raise DoesNotFitError(f"{error}{advice}") from None
     small = resolved.setup.keeps_unsharded
+    whole = frozen_parameters(model) if resolved.setup.holds_frozen_whole else in_files
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
     training = training.model_copy(update=recomputation)
-    parallelize_model(
-        root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files
-    )
+    parallelize_model(root, blocks(model), ranks, training, keep_unsharded=small, unsharded=whole)
     root.to_empty(device=ranks.device)
     restore_ties(model)
     init_buffers(model)
@@ -211,13 +210,18 @@ def build_sharded_model(
     )
 
 
+def frozen_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """What no step changes."""
+    return {each for each in model.parameters() if not each.requires_grad}
+
+
 def weights_in_files(
     config: RunConfig, model: PreTrainedModel, device: torch.device
 ) -> set[torch.nn.Parameter]:
     """The frozen weights that all ranks of a host read from the base's mapped files, so that none
-    are gathered.
+    are gathered even where each rank's memory could not hold them.
 
-    None on a GPU, whose memory has to hold a shard. UserError as `load_pretrained`.
+    None on a GPU, which has memory of its own. UserError as `load_pretrained`.
     """
     if config.model.lora is None or config.model.init == "random" or device.type != "cpu":
         return set()

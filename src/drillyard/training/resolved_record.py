@@ -42,7 +42,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.model_setup import GIB, describe_nearest_fit, least_memory_bytes
-from drillyard.training.out_of_memory import next_setup
+from drillyard.training.out_of_memory import CLEARLY_LESS, next_setup
 from drillyard.training.run_directory import RESOLVED_RECORD, holds_training
 
 AUTO_KEYS: Final[tuple[str, ...]] = (
@@ -77,6 +77,12 @@ class AutoSettings:
     hardware: str
     memory_gib: float
     replaced_at: int | None = None
+
+    @property
+    def trusted_gib(self) -> float:
+        """What a step may be estimated to need: less than there is where an estimate was too low,
+        so that what was freed is not filled with weights kept whole."""
+        return self.memory_gib * (1.0 if self.replaced_at is None else CLEARLY_LESS)
 
 
 def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:
@@ -121,8 +127,8 @@ def save_auto_settings(
     stores_fp8: bool = False,
 ) -> None:
     """Record the settings of this layout unless they are recorded, and under `precision: fp8` the
-    layers of a block that do not compute in it, and whether frozen weights rest in it. A full disk
-    does not end the run."""
+    layers of a block that do not compute in it, and whether frozen weights rest in it; whether each
+    rank holds frozen weights whole. A full disk does not end the run."""
     entries = _layouts_of_run(directory, kept.written)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
@@ -132,6 +138,7 @@ def save_auto_settings(
         "reasons": {each.key: each.reason for each in resolved.decisions},
         "left_in_bf16": list(left_in_bf16),
         "stores_fp8": stores_fp8,
+        "frozen_whole": resolved.setup.holds_frozen_whole,
     }
     try:
         _write_layouts(directory, [*entries, entry])
@@ -204,6 +211,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
                 "reasons": dict(entry.get("reasons", {})),
                 "left_in_bf16": list(entry.get("left_in_bf16", [])),
                 "stores_fp8": bool(entry.get("stores_fp8", False)),
+                "frozen_whole": bool(entry.get("frozen_whole", False)),
                 "replaced": dict(entry.get("replaced", {})),
             }
             for entry in content["layouts"]

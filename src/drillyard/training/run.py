@@ -184,7 +184,7 @@ def run_rank(
     """Build, resume, train and finish; returns the exit code."""
     auto = load_auto_settings(config, ranks, directory)
     config = auto.config
-    parts = build_run(config, ranks, data, log, memory_gib=auto.memory_gib)
+    parts = build_run(config, ranks, data, log, memory_gib=auto.trusted_gib)
     model, trainer = parts.model, parts.trainer
     config = trainer.config
     callbacks = build_callbacks(config, ranks, parts, data, log, directory, side)

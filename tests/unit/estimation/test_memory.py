@@ -96,6 +96,7 @@ def setups(draw, **fixed: Any) -> Setup:
         "loss_chunk_tokens": draw(st.integers(1, 512)),
         "adapters": draw(adapters),
         "keeps_unsharded": draw(st.booleans()),
+        "keeps_frozen_whole": draw(st.booleans()),
     }
     return make_setup(**(drawn | fixed))
 

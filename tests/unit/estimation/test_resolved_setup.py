@@ -4,6 +4,7 @@ reason for each."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_auto_is_the_least_recomputation_that_fits(
         ({"training__precision": "bf16"}, False),
     ],
 )
-def test_frozen_weights_rest_in_fp8_beside_plain_adapters_on_one_rank(
+def test_frozen_weights_rest_in_fp8_beside_plain_adapters_where_they_are_whole(
     changes: dict[str, Any], expected: bool
 ) -> None:
     fp8 = {"training__precision": "fp8", "model__lora": {"rank": 4}}
@@ -117,7 +118,8 @@ def test_frozen_weights_rest_in_fp8_beside_plain_adapters_on_one_rank(
     alone = resolved(config, num_gpus=1, gpus_per_node=1).setup
     weight = next(tensor for tensor in alone.spec.blocks[0].tensors if tensor.linear)
     assert alone.rests_in_fp8(weight) == expected
-    assert not resolved(config).setup.rests_in_fp8(weight)
+    assert resolved(config).setup.rests_in_fp8(weight) == expected
+    assert not resolved(config, memory_gib=None).setup.rests_in_fp8(weight)
 
 
 def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:
@@ -222,6 +224,49 @@ def test_weights_stay_whole_where_that_fits(monkeypatch: pytest.MonkeyPatch) -> 
     given = run_config(training__activation_checkpointing="full")
     assert resolved(given, memory_gib=51.0).setup.keeps_unsharded
     assert not resolved(given, memory_gib=49.0).setup.keeps_unsharded
+
+
+def test_frozen_weights_are_whole_on_every_rank_where_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the least recomputation, and before gathered weights are kept."""
+
+    def estimate(setup: Setup) -> Any:
+        in_bf16 = 5.0 if setup.keeps_frozen_whole and not setup.stores_fp8 else 0.0
+        kept = 10.0 * setup.keeps_frozen_whole + 10.0 * setup.keeps_unsharded
+        return of_peak(PEAKS[setup.activation_checkpointing] + kept + in_bf16)
+
+    monkeypatch.setattr(resolved_setup, "memory_estimate", estimate)
+    lora = {"model__lora": {"rank": 8}}
+    modes = {56.0: (True, True), 54.0: (True, False), 39.0: (False, False), None: (False, False)}
+    for memory_gib, expected in modes.items():
+        found = resolved(run_config(**lora), memory_gib=memory_gib)
+        setup = found.setup
+        assert (setup.keeps_frozen_whole, setup.keeps_unsharded) == expected, memory_gib
+        assert setup.activation_checkpointing == ("full" if memory_gib is None else "none")
+        assert setup.holds_frozen_whole == setup.keeps_frozen_whole
+        if memory_gib is not None:
+            assert found.memory == estimate(setup)
+    assert not resolved(run_config(), memory_gib=60.0).setup.holds_frozen_whole
+    # Those in fp8 are loaded in bf16.
+    fp8 = run_config(**lora, training__precision="fp8")
+    assert resolved(fp8, memory_gib=46.0).setup.keeps_frozen_whole
+    assert not resolved(fp8, memory_gib=44.0).setup.keeps_frozen_whole
+
+
+def test_a_large_base_is_sharded_where_its_weights_fill_the_memory() -> None:
+    """Of the 1.1B Llama frozen in bf16 2.05 GiB; 8 ranks have a quarter of that each."""
+    config = run_config(model__lora={"rank": 8}, training__activation_checkpointing="full")
+    spec = model_spec(LLAMA)
+    sharded, whole = (
+        memory_estimate(replace(resolved(config, memory_gib=None).setup, **changes))
+        for changes in ({}, {"keeps_frozen_whole": True})
+    )
+    frozen = whole.state_bytes["parameters"] - sharded.state_bytes["parameters"]
+    assert frozen == pytest.approx(2 * spec.total_parameters * 7 / 8, rel=1e-3)
+    high = whole.total.high.value
+    assert resolved(config, memory_gib=high + 0.01).setup.keeps_frozen_whole
+    assert not resolved(config, memory_gib=high - 0.01).setup.keeps_frozen_whole
 
 
 def test_weights_of_a_model_that_cannot_be_estimated_stay_whole_where_they_are_few() -> None:

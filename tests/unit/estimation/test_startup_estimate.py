@@ -12,7 +12,7 @@ from tests.facts import says
 from drillyard.errors import UserError
 from drillyard.estimation import startup_estimate as module
 from drillyard.estimation.quantity import Range, quantity
-from drillyard.estimation.setup import Setup
+from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.estimation.startup_estimate import StartupEstimate, startup_estimate
 from drillyard.hardware import find_accelerator
 from drillyard.hardware.facts import FactSource
@@ -82,6 +82,13 @@ def test_the_verdict_compares_both_ends_with_the_memory(
     start = compared(between(50, 70, "GiB"), between(1.5, 2.0, "s"), available)
     assert start.verdict == verdict
     assert says(start.line(), f"Estimate: {words} ... full ... 1.5 to 2 s")
+
+
+def test_frozen_weights_that_every_rank_holds_whole_are_named() -> None:
+    for whole in (True, False):
+        one = setup(adapters=LoraSetup(4, "all-linear"), shard=2, keeps_frozen_whole=whole)
+        words = StartupEstimate(one, 80.0, None, None, {"memory": "why"}).memory_words()
+        assert ("frozen weights whole" in words) == whole
 
 
 def test_a_bound_is_called_one_and_what_is_not_confirmed_is_about() -> None:

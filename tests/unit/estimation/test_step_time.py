@@ -283,6 +283,7 @@ CHANGES = st.fixed_dictionaries(
         "kernel": st.sampled_from(["varlen", "sdpa", "eager"]),
         "compiled": st.booleans(),
         "keeps_unsharded": st.booleans(),
+        "keeps_frozen_whole": st.booleans(),
         "adapters": st.booleans(),
     }
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.estimation.quantity import given as own_figure
-from drillyard.estimation.setup import Setup
+from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.estimation.step_work import count_work
 from drillyard.estimation.timeline import (
     HALF_SPEED_MIB,
@@ -159,6 +159,29 @@ def test_each_block_is_gathered_twice_and_reduced_once():
     root = traffic.units[-1]
     assert root.backward == pytest.approx(
         net.seconds("reduce_scatter", 16, 4 * work.root.parameters).value
+    )
+
+
+def test_frozen_weights_that_are_whole_are_not_gathered():
+    lora = LoraSetup(16, "all-linear")
+    shared, net = setup(adapters=lora), network("a3-ultragpu-8g")
+    whole = replace(shared, keeps_frozen_whole=True)
+    work = count_work(whole)
+    block = work.blocks[0]
+    assert work.gathered_bytes(block) == 2 * block.trainable
+    assert work.gathered_bytes(work.root) == 0
+    traffic, of_shards = (
+        step_traffic(whole, work, net),
+        step_traffic(shared, count_work(shared), net),
+    )
+    assert traffic is not None and of_shards is not None
+    gather = net.seconds("all_gather", 16, 2 * block.trainable).value
+    scatter = net.seconds("reduce_scatter", 16, 4 * block.trainable).value
+    assert traffic.units[0].forward == pytest.approx(gather)
+    assert traffic.units[0].backward == pytest.approx(gather + scatter)
+    assert (traffic.units[-1].forward, traffic.units[-1].backward) == (0, 0)
+    assert of_shards.units[0].forward == pytest.approx(
+        net.seconds("all_gather", 16, 2 * block.parameters).value
     )
 
 

@@ -179,6 +179,12 @@ def test_fsdp_copies_what_it_gathers_and_reduces():
     assert unit_copies(one, work, unit) == (gather, gather + 6 * unit.parameters)
     kept = replace(one, keeps_unsharded=True)
     assert unit_copies(kept, work, unit) == (gather, 6 * unit.parameters)
+    whole = replace(one, adapters=LoraSetup(4, "all-linear"), keeps_frozen_whole=True)
+    work = count_work(whole)
+    trained = work.blocks[0].trainable
+    gather = trained / 4 * 6 + 4 * trained
+    assert unit_copies(whole, work, work.blocks[0]) == (gather, gather + 6 * trained)
+    assert unit_copies(whole, work, work.root) == (0, 0)
 
 
 def test_a_rank_that_is_alone_casts_its_weights_once_a_step_and_gathers_nothing():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.facts import says
 
-from drillyard.config.run import RunConfig
+from drillyard.config.run import LoraConfig, RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.modelspec import model_spec
@@ -193,6 +193,22 @@ def test_the_record_says_whether_frozen_weights_rest_in_fp8(
     assert (entry["left_in_bf16"], entry["stores_fp8"]) == (["layers.*.mlp.gate"], True)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_record_says_whether_every_rank_holds_frozen_weights_whole(
+    config: RunConfig, trained: Path, whole: bool
+) -> None:
+    lora = config.model_copy(
+        update={"model": config.model.model_copy(update={"lora": LoraConfig(rank=4)})}
+    )
+    found = resolve(lora)
+    setup = dataclasses.replace(found.setup, keeps_frozen_whole=whole, keeps_unsharded=False)
+    log: Any = Log()
+    kept = load_auto_settings(lora, ranks(), trained)
+    save_auto_settings(kept, dataclasses.replace(found, setup=setup), trained, log)
+    (entry,) = read_layouts(trained)
+    assert entry["frozen_whole"] == whole
+
+
 def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
     record(config, tmp_path, mode="selective")
     assert load_auto_settings(config, ranks(), tmp_path).settings == {}
@@ -212,6 +228,9 @@ def test_settings_that_ran_out_of_memory_are_replaced_for_the_next_start(
     again = load_auto_settings(config, ranks(), tmp_path)
     mode = again.settings["training.activation_checkpointing"]
     assert mode != "none" and again.config.training.activation_checkpointing == mode
+    # What that frees is not all filled with weights that are kept whole.
+    assert kept.trusted_gib == kept.memory_gib
+    assert again.trusted_gib == pytest.approx(0.9 * again.memory_gib)
     (entry,) = read_layouts(tmp_path)
     reason = entry["reasons"]["training.activation_checkpointing"]
     assert says(reason, "none ran out of memory") and "`loss`" in reason

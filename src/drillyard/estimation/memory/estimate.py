@@ -39,7 +39,7 @@ PARTS: Final[tuple[tuple[str, tuple[MemoryKind, ...], str, FactSource], ...]] = 
     (
         "parameters",
         (MemoryKind.PARAMETERS, MemoryKind.BUFFERS),
-        "shards in master precision, rows padded to the ranks",
+        "shards in master precision, rows padded to the ranks; what is frozen in compute precision",
         FSDP2,
     ),
     (

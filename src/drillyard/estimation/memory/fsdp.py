@@ -16,6 +16,9 @@ The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 t
   until the next unit's (`reduce_scatter_states`, at most one). What comes out is the gradient of
   the shards, or is added to it.
 
+Frozen weights that every rank keeps whole belong to no unit: they rest beside the shards of the
+adapters, which alone are gathered and reduced, and a unit without adapters does nothing.
+
 A rank that is alone and keeps its weights has no FSDP2: their copies in compute precision are there
 all the time; gradients come in compute precision, or in that of masters where they are sums
 (parallel/whole_weights.py).
@@ -56,20 +59,21 @@ class FsdpUnit:
     padding_trained: int
     num_trained: int
     """Tensors that are trained."""
-    largest: int
-    """Elements of the largest tensor."""
     largest_trained: int
+    """Elements of the largest tensor that is trained."""
     ranks: int
     packed_shard: int = 0
     """Elements of `shard` in nf4."""
     padding_packed: int = 0
     fp8_shard: int = 0
     """Elements of `shard` that rest in fp8."""
+    frozen_whole: bool = False
+    """Whether `shard` has the frozen tensors whole; then they are not gathered."""
 
     @property
-    def whole(self) -> int:
-        """Elements gathered, padding included."""
-        return self.shard * self.ranks
+    def gathered_shard(self) -> int:
+        """Elements of `shard` that are gathered."""
+        return self.trained_shard if self.frozen_whole else self.shard
 
     @property
     def whole_trained(self) -> int:
@@ -79,28 +83,29 @@ class FsdpUnit:
 def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
     """The unit of some tensors over the ranks of `setup`, with the adapters that hang on them."""
     ranks, adapters = setup.shard, setup.adapters
-    frozen = list(tensors)
-    packed = [tensor for tensor in frozen if setup.is_packed(tensor)]
-    packed_shard = sum(_chunk(tensor.shape, ranks) for tensor in packed)
-    fp8_shard = sum(tensor.parameters for tensor in frozen if setup.rests_in_fp8(tensor))
-    trained = frozen
-    if adapters is not None:
-        trained = list(_adapter_tensors(frozen, adapters))
-        frozen = [*frozen, *trained]
-    shard = sum(_chunk(tensor.shape, ranks) for tensor in frozen)
+    weights = list(tensors)
+    frozen = weights if adapters is not None else []
+    trained = weights if adapters is None else list(_adapter_tensors(weights, adapters))
+    packed = [tensor for tensor in weights if setup.is_packed(tensor)]
+    parts = 1 if setup.holds_frozen_whole else ranks
+    frozen_shard, packed_shard = (
+        sum(_chunk(tensor.shape, parts) for tensor in some) for some in (frozen, packed)
+    )
     trained_shard = sum(_chunk(tensor.shape, ranks) for tensor in trained)
+    padding_trained = trained_shard * ranks - sum(tensor.parameters for tensor in trained)
+    padding_frozen = frozen_shard * parts - sum(tensor.parameters for tensor in frozen)
     return FsdpUnit(
-        shard=shard,
+        shard=frozen_shard + trained_shard,
         trained_shard=trained_shard,
-        padding=shard * ranks - sum(tensor.parameters for tensor in frozen),
-        padding_trained=trained_shard * ranks - sum(tensor.parameters for tensor in trained),
+        padding=padding_frozen + padding_trained,
+        padding_trained=padding_trained,
         num_trained=len(trained),
-        largest=max((tensor.parameters for tensor in frozen), default=0),
         largest_trained=max((tensor.parameters for tensor in trained), default=0),
         ranks=ranks,
         packed_shard=packed_shard,
-        padding_packed=packed_shard * ranks - sum(tensor.parameters for tensor in packed),
-        fp8_shard=fp8_shard,
+        padding_packed=packed_shard * parts - sum(tensor.parameters for tensor in packed),
+        fp8_shard=sum(tensor.parameters for tensor in weights if setup.rests_in_fp8(tensor)),
+        frozen_whole=setup.holds_frozen_whole,
     )
 
 
@@ -157,7 +162,8 @@ class FsdpMemory:
         return (elements - packed) * self.compute + int(packed * NF4_BITS) // 8
 
     def _gathered_bytes(self, unit: FsdpUnit) -> int:
-        return self._mixed(unit.whole, unit.packed_shard * unit.ranks)
+        packed = 0 if unit.frozen_whole else unit.packed_shard
+        return self._mixed(unit.gathered_shard * unit.ranks, packed * unit.ranks)
 
     # Gathers
 
@@ -165,6 +171,8 @@ class FsdpMemory:
         """Make the weights of a unit whole; nothing happens where they are."""
         unit, ledger = self.units[number], self.ledger
         if number in self._gathered:
+            return
+        if not unit.gathered_shard:
             return
         self._gathered.add(number)
         if unit.ranks == 1:
@@ -185,7 +193,7 @@ class FsdpMemory:
     def prefetch(self, number: int) -> None:
         """Start a gather, whose buffer then waits."""
         unit = self.units[number]
-        if number not in self._gathered and unit.ranks > 1:
+        if number not in self._gathered and unit.ranks > 1 and unit.gathered_shard:
             self._prefetched[number] = self._all_gather(unit)
 
     def _all_gather(self, unit: FsdpUnit) -> int:
@@ -215,6 +223,8 @@ class FsdpMemory:
             ledger.give(self.whole_gradients[number], MemoryKind.WHOLE_GRADIENTS)
             ledger.take(self.whole_gradients[number], MemoryKind.GRADIENTS)
             self.whole_gradients[number] = 0
+            return
+        if not unit.gathered_shard:
             return
         self.reshard(number)
         self._add_to_kept(number)

@@ -300,7 +300,8 @@ class StepMemory:
         sharding = self.sharding
         last = self.root - 1
         with self.during("backward of the final norm"):
-            sharding.prefetch(last)
+            if self.units[self.root].gathered_shard:
+                sharding.prefetch(last)
             self._back_to_hidden(e, waiting, source, adds=adds)
         layer = (
             "backward of a layer"
