@@ -2,10 +2,10 @@
 logged.
 
 On the same layout, software and hardware a step repeats its loss and its gradient norm to the bit:
-nothing in a run depends on time or chance (docs/decisions-training.md). So a step with another result was
-computed wrongly, now or then: by memory, a GPU or a link that changes bits silently. Training does
-not notice that. A replay does, at the cost of the repeated steps; a second replay on another host
-of the same kind shows which of the two is at fault.
+nothing in a run depends on time or chance (docs/decisions-training.md). So a step with another
+result was computed wrongly, now or then: by memory, a GPU or a link that changes bits silently.
+Training does not notice that. A replay does, at the cost of the repeated steps; a second replay on
+another host of the same kind shows which of the two is at fault.
 
 A replay is a run of its own in RUN_DIR/replays/step-N: it reads the run's config, data and
 checkpoint, and writes nothing else there. Only `replay_on_ranks` imports torch.
