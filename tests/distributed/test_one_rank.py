@@ -64,6 +64,16 @@ def config_of(directory: str, name: str) -> Any:
     return make_config(Path(directory), **CASES[name])
 
 
+SUMS_DIFFER_BY = 0.02
+"""The most that a loss or a norm differs by where `sums_differ`; measured: 0.004."""
+
+
+def sums_differ(name: str) -> bool:
+    """Whether FSDP2 of the installed torch leaves the sums of the head's gradient in bf16, where a
+    rank that is alone has them in fp32."""
+    return name.startswith("bf16") and installed_torch() < REWRITTEN_IN
+
+
 def with_fsdp2() -> None:
     parallelize.holds_whole = lambda *_, **__: False
 
@@ -123,9 +133,8 @@ def both_ways(directory: str, name: str) -> list[Any]:
 def test_whole_weights_train_as_fsdp2_to_the_bit(directory: str, name: str) -> None:
     (figures, weights), (expected, expected_weights) = run_ranks(both_ways, 1, directory, name)[0]
     assert weights.keys() == expected_weights.keys()
-    if name.startswith("bf16") and installed_torch() < REWRITTEN_IN:
-        # There FSDP2 leaves the sums of the head's gradient in bf16.
-        assert np.abs(figures - expected).max() < 0.02
+    if sums_differ(name):
+        assert np.abs(figures - expected).max() < SUMS_DIFFER_BY
         return
     assert figures.tolist() == expected.tolist()
     for key, weight in weights.items():
@@ -197,13 +206,20 @@ def second_half(directory: str, name: str, folder: str, fsdp2: bool) -> list[Any
     return run_steps(trainer, STEPS // 2, STEPS).tolist()
 
 
+@pytest.mark.parametrize("name", ["bf16-tied", "fp32"])
 @pytest.mark.parametrize("first_has_fsdp2", [False, True])
 def test_a_checkpoint_continues_with_and_without_fsdp2(
-    directory: str, tmp_path: Path, first_has_fsdp2: bool
+    directory: str, tmp_path: Path, first_has_fsdp2: bool, name: str
 ) -> None:
-    case = directory, "bf16-tied", str(tmp_path)
+    case = directory, name, str(tmp_path)
     expected = run_ranks(first_half, 1, *case, first_has_fsdp2)
-    assert run_ranks(second_half, 1, *case, not first_has_fsdp2) == expected
+    found = run_ranks(second_half, 1, *case, not first_has_fsdp2)
+    if sums_differ(name):
+        # Loading is exact there, too: so is the first loss after it.
+        assert found[0][0][0] == expected[0][0][0]
+        assert np.abs(np.subtract(found, expected)).max() < SUMS_DIFFER_BY
+        return
+    assert found == expected
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])

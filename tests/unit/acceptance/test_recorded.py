@@ -240,9 +240,9 @@ def test_a_cut_or_a_changed_byte_never_passes_on_another_figure(tmp_path_factory
         changed = text[:at] + data.draw(st.sampled_from("0123456789.- |eN")) + text[at + 1 :]
     found = passing(directory, changed, machine)
     whole = 376.40 if machine == "a4-highgpu-8g" else 434.99
-    # The last digit may change within what rounding allows: 1000 MiB in 4.5195 to 4.5205 ms are
-    # 434.92 to 435.02 GB/s.
-    assert found is None or found == pytest.approx(whole, abs=0.08)
+    # The last digit may change, or be lost, within what rounding allows: 1000 MiB in 4.5195 to
+    # 4.5205 ms are 434.92 to 435.02 GB/s, and 434.9 is one of these to a digit less.
+    assert found is None or found == pytest.approx(whole, abs=0.1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 2), (1, 2)])

@@ -200,11 +200,23 @@ def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:
 
 
 KERNEL = """
-import sys, torch
+import sys, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from drillyard.models import loss_kernel
 
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):
+    # The interpreter of torch 2.11's triton (3.6) makes a number of an array of one element, which
+    # numpy refuses since 2.4. This is what triton 3.9 has there.
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    interpreter._patch_lang_tensor = patch_tensor
 if sys.argv[1] == "interpreted":
     loss_kernel._PART = 64
     for rows, vocabulary, spread in ((1, 5, 1.0), (6, 64, 9.0), (7, 333, 40.0), (3, 1031, 0.1)):

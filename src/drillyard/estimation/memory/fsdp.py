@@ -24,10 +24,10 @@ all the time; gradients come in compute precision, or in that of masters where t
 (parallel/whole_weights.py).
 
 Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before
-until its own weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares
-weights with no other divides the buffer of a reduction by 1, into another one (`foreach_reduce`);
-gradients of a later micro-batch lie next to those that are kept whole until their unit's backward
-is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
+until its own weights are whole (`prev_all_gather_state` of `wait_for_unshard`); replicas of a whole
+model (ranks that share weights with no other) divide the buffer of a reduction by 1, into another
+one (`foreach_reduce`); gradients of a later micro-batch lie next to those that are kept whole until
+their unit's backward is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ class FsdpMemory:
         ledger.give(self.whole_gradients[number], MemoryKind.WHOLE_GRADIENTS)
         self.whole_gradients[number] = 0
         result = unit.trained_shard * self.master
-        if unit.ranks == 1 and self.is_older:
+        if unit.ranks == 1 and self.is_older and self.setup.replicate > 1:
+            # A rank that is alone sets no factor to divide by (parallel/parallelize.py).
             ledger.take(result + self._reduce_held, MemoryKind.REDUCE_SCATTER)
             ledger.give(result + self._reduce_held, MemoryKind.REDUCE_SCATTER)
         if number not in self._sharded_gradients:

@@ -76,9 +76,17 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         "llama",
         SIZES,
         {"gradient_accumulation": 2, "torch_release": (2, 14), "shard": 1},
+        "backward of a layer",
+        18565916,
+        160972880,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 2, "torch_release": (2, 14), "shard": 1, "replicate": 2},
         "reduction of a layer's gradients",
         18855708,
-        161997904,
+        168095312,
     ),
     (
         "llama",
