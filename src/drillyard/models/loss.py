@@ -19,7 +19,6 @@ chunks), C rows of a chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-import subprocess
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,7 +154,7 @@ def loss_and_gradient(
     kernel for it can be built.
     """
     is_for_kernel = logits_CV.is_contiguous() and logits_CV.dtype != torch.float64
-    if logits_CV.is_cuda and is_for_kernel and builds_kernels():
+    if logits_CV.is_cuda and is_for_kernel and builds_kernels(logits_CV.device):
         # Imported here: triton comes only with builds of torch for GPUs.
         from drillyard.models.loss_kernel import turn_into_gradient
 
@@ -171,20 +170,26 @@ def loss_and_gradient(
 
 
 @functools.cache
-def builds_kernels() -> bool:
-    """Whether triton can build kernels here: it compiles a part of its own in C, with Python's
-    headers (triton.backends.nvidia.driver). Warns, once, where it cannot."""
+def builds_kernels(device: torch.device) -> bool:
+    """Whether triton can build kernels for this GPU, and its driver starts them: triton compiles a
+    part of its own in C, with Python's headers (triton.backends.nvidia.driver), and what it
+    assembles may be too new for the driver, or too old for the GPU. Warns, once, where not."""
     try:
         from triton.runtime import driver
 
         # Made, and compiled, at the first look.
         getattr(driver.active, "utils")  # noqa: B009
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        from drillyard.models import loss_kernel
+
+        logits, target = torch.zeros(1, 1, device=device), torch.zeros(1, device=device).long()
+        loss_kernel.turn_into_gradient(logits, target, 1.0, IGNORED)
+    except Exception as error:
         warnings.warn(
             "the loss and the optimizer are computed by torch's own operators, which move 28"
             " instead of 6 bytes per logit and 12 more per parameter, and need memory for a chunk's"
             f" logits in fp32: triton cannot build its kernels ({error}). It needs a C compiler and"
-            " Python's headers: apt-get install gcc python3-dev",
+            " Python's headers (apt-get install gcc python3-dev), and a driver of the GPU for"
+            f" CUDA {torch.version.cuda}",
             stacklevel=2,
         )
         return False

@@ -250,7 +250,7 @@ def _fits_one_pass(shards: list[LocalShard], device: torch.device) -> bool:
 def _kernel_fits(shards: list[LocalShard], device: torch.device) -> bool:
     """Whether the kernel can update this rank's shards. Warns where it should and cannot."""
     fits = all(each.local.dtype == torch.float32 and each.local.is_contiguous() for each in shards)
-    if not fits or not builds_kernels():
+    if not fits or not builds_kernels(device):
         return False
     # Imported here: triton comes only with builds of torch for GPUs.
     from drillyard.training.adamw_kernel import agrees_with_torch

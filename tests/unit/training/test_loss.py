@@ -16,6 +16,7 @@ from tests.unit.models.tiny import CONFIGS, LENGTH, VOCAB, filled_model
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
+from triton.runtime.errors import PTXASError
 
 from drillyard.models import loss as loss_module
 from drillyard.models.head_product import SummedGradient
@@ -260,19 +261,32 @@ def test_the_kernel_of_gpus_against_fp64(how: str) -> None:
     subprocess.run(command, env=environment, check=True, timeout=300)
 
 
-@pytest.mark.parametrize("lacking", ["triton", "a GPU's driver"])
+@pytest.mark.parametrize("lacking", ["triton", "a GPU's driver", "a driver as new", "nothing"])
 def test_where_no_kernel_can_be_built_torchs_operators_take_its_place(
     lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This machine has no driver for triton to build for."""
+    """This machine has no driver for triton to build for: two cases have a made one."""
+
+    def start_kernel(*inputs: object) -> None:
+        if lacking == "a driver as new":
+            raise PTXASError("the provided PTX was compiled with an unsupported toolchain")
+
+    device = torch.device("cpu")
     if lacking == "triton":
         monkeypatch.setitem(sys.modules, "triton.runtime", None)
+    elif lacking != "a GPU's driver":
+        made = types.SimpleNamespace(active=types.SimpleNamespace(utils=None))
+        monkeypatch.setattr("triton.runtime.driver", made)
+        monkeypatch.setattr("drillyard.models.loss_kernel.turn_into_gradient", start_kernel)
     builds_kernels.cache_clear()
-    with pytest.warns(UserWarning, match="cannot build its kernels"):
-        assert not builds_kernels()
+    if lacking == "nothing":
+        assert builds_kernels(device)
+    else:
+        with pytest.warns(UserWarning, match="cannot build its kernels"):
+            assert not builds_kernels(device)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not builds_kernels()
+        assert builds_kernels(device) == (lacking == "nothing")
     builds_kernels.cache_clear()
 
 
