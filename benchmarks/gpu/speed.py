@@ -396,6 +396,7 @@ def _steps(setting: Setting) -> tuple[int, int]:
 
 
 def length_of(setting: Setting, sequence_length: int) -> int:
+    """Tokens of a sequence: `sequence_length`, or a few in a smoke test."""
     return 32 if setting.tiny else sequence_length
 
 

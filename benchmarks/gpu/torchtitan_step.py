@@ -18,8 +18,9 @@ from speed import figures, halving, length_of, model_of, random_batch, timed
 def torchtitan(
     setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str
 ) -> dict[str, Any]:
-    """A step without data, logging and checkpoints. `recompute`: its mode of activation
-    checkpointing: none, selective (every second block) or full."""
+    """Speed and memory (`figures` of speed.py) of steps without data, logging and checkpoints.
+    `sequence_length`: tokens; `micro_batch`: sequences, halved where memory runs out; `recompute`:
+    torchtitan's mode of activation checkpointing: none, selective (every second block) or full."""
     from torchtitan.components.loss import build_cross_entropy_loss
     from torchtitan.components.optimizer import build_optimizers
     from torchtitan.config import JobConfig

@@ -136,7 +136,7 @@ def _title(estimate: RunEstimate) -> Text:
     mode = setup.activation_checkpointing
     recomputed = "no" if mode == "none" else mode
     copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
-    copies += ", frozen weights whole" if setup.holds_frozen_whole and setup.shard > 1 else ""
+    frozen = ", frozen weights whole" if setup.gathers_adapters_alone else ""
     steps = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
     if setup.gradient_accumulation > 1:
         steps += f" and micro-batch, {setup.gradient_accumulation} a step"
@@ -145,7 +145,7 @@ def _title(estimate: RunEstimate) -> Text:
         f": {rounded_count(spec.total_parameters)} parameters{active}{adapters} on"
         f" {request.target.title}\n",
         f"{setup.precision}, {recomputed} activation checkpointing, sharded over"
-        f" {setup.shard}{copies}, {steps}: {setup.tokens_per_step:,} tokens a step\n",
+        f" {setup.shard}{copies}{frozen}, {steps}: {setup.tokens_per_step:,} tokens a step\n",
     )
 
 

@@ -199,8 +199,8 @@ def resolve_setup(
 
 
 def keep_whole(setup: Setup, memory_gib: float) -> Setup:
-    """`setup` with what fits of: frozen weights whole on every rank, and gathered weights whole
-    from forward to backward."""
+    """`setup` that also keeps whole what fits: first frozen weights, on every rank, then gathered
+    weights, from forward to backward."""
     if setup.adapters is not None:
         kept = replace(setup, keeps_frozen_whole=True)
         # Weights that rest in fp8 are loaded in bf16.

@@ -112,6 +112,11 @@ class Setup:
         return self.adapters is not None and (self.keeps_frozen_whole or self.holds_whole)
 
     @property
+    def gathers_adapters_alone(self) -> bool:
+        """Whether ranks that share weights exchange those of adapters and no others."""
+        return self.shard > 1 and self.holds_frozen_whole
+
+    @property
     def keeps_gradients_narrow(self) -> bool:
         """Whether gradients, but those that are sums, stay in compute precision up to the update
         (parallel/whole_weights.py)."""

@@ -58,7 +58,7 @@ class StartupEstimate:
     def memory_words(self) -> str:
         """Whether it fits: `it fits: 61.2 to 70.4 of 140 GiB per rank (...)`."""
         mode = f"activation checkpointing: {self.setup.activation_checkpointing}"
-        if self.setup.holds_frozen_whole and self.setup.shard > 1:
+        if self.setup.gathers_adapters_alone:
             mode += "; frozen weights whole on every rank"
         if self.setup.device_type == "cpu":
             mode += "; Python and torch themselves not counted"

@@ -19,7 +19,6 @@ chunks), C rows of a chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -35,6 +34,7 @@ from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.data.mapped_sequences import Batch
 from drillyard.models.attention import packed_attention_inputs, to_device
 from drillyard.models.head_product import SummedGradient, summed_gradient
+from drillyard.models.kernels import builds_kernels
 
 IGNORED = -100
 
@@ -167,33 +167,6 @@ def loss_and_gradient(
     gradient_CV = log_probabilities_CV.exp_().mul_(weights_C1)
     gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -weights_C1)
     return loss, gradient_CV.to(logits_CV.dtype)
-
-
-@functools.cache
-def builds_kernels(device: torch.device) -> bool:
-    """Whether triton can build kernels for this GPU, and its driver starts them: triton compiles a
-    part of its own in C, with Python's headers (triton.backends.nvidia.driver), and what it
-    assembles may be too new for the driver, or too old for the GPU. Warns, once, where not."""
-    try:
-        from triton.runtime import driver
-
-        # Made, and compiled, at the first look.
-        getattr(driver.active, "utils")  # noqa: B009
-        from drillyard.models import loss_kernel
-
-        logits, target = torch.zeros(1, 1, device=device), torch.zeros(1, device=device).long()
-        loss_kernel.turn_into_gradient(logits, target, 1.0, IGNORED)
-    except Exception as error:
-        warnings.warn(
-            "the loss and the optimizer are computed by torch's own operators, which move 28"
-            " instead of 6 bytes per logit and 12 more per parameter, and need memory for a chunk's"
-            f" logits in fp32: triton cannot build its kernels ({error}). It needs a C compiler and"
-            " Python's headers (apt-get install gcc python3-dev), and a driver of the GPU for"
-            f" CUDA {torch.version.cuda}",
-            stacklevel=2,
-        )
-        return False
-    return True
 
 
 def chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:

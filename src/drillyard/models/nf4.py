@@ -18,7 +18,6 @@ they are: the head, embeddings, norms, and experts that transformers stacks into
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from torch.nn import functional as F
 
 from drillyard.config.kernel_rules import NF4_BLOCK as BLOCK
 from drillyard.errors import UserError
+from drillyard.models.kernels import builds_kernels
 from drillyard.models.sharding import is_adapter_name, plain_name
 
 LEVELS = (
@@ -80,13 +80,13 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     `dtype`."""
     whole = packed.new_empty(_unpacked_shape(packed), dtype=dtype)
     packed = packed.view(torch.uint8)
-    if packed.device.type == "cuda":
+    if packed.device.type == "cuda" and builds_kernels(packed.device):
         # Imported here: triton comes only with builds of torch for GPUs.
         from drillyard.models.nf4_kernel import unpack_into
 
         unpack_into(whole, packed, LEVELS, BLOCK)
         return whole
-    pairs = _pairs()
+    pairs = _pairs(packed.device)
     for part in _parts(whole.shape):
         codes, largest = _halves(packed[part])
         shares = pairs[codes.int()].view(codes.shape[0], -1, BLOCK)
@@ -94,11 +94,10 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return whole
 
 
-@functools.cache
-def _pairs() -> torch.Tensor:
+def _pairs(device: torch.device) -> torch.Tensor:
     """The two levels of each byte, fp32 [256, 2]."""
-    levels = torch.tensor(LEVELS, dtype=torch.float32)
-    codes = torch.arange(256)
+    levels = torch.tensor(LEVELS, dtype=torch.float32, device=device)
+    codes = torch.arange(256, device=device)
     return torch.stack((levels[codes >> 4], levels[codes & 15]), 1)
 
 

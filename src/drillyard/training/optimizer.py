@@ -25,7 +25,7 @@ from torch.optim.adamw import adamw
 
 from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.config.run_checks import resolve_decay_steps
-from drillyard.models.loss import builds_kernels
+from drillyard.models.kernels import builds_kernels
 from drillyard.models.sharding import local_tensor
 from drillyard.parallel.collectives import gather
 from drillyard.parallel.ranks import Ranks

@@ -126,22 +126,26 @@ def save_auto_settings(
     left_in_bf16: Sequence[str] = (),
     stores_fp8: bool = False,
 ) -> None:
-    """Record the settings of this layout unless they are recorded, and under `precision: fp8` the
-    layers of a block that do not compute in it, and whether frozen weights rest in it; whether each
-    rank holds frozen weights whole. A full disk does not end the run."""
+    """Record the settings of this layout unless they are recorded. And what is true of this start,
+    which no later one has to keep: under `precision: fp8` the layers of a block that do not compute
+    in it, and whether frozen weights rest in it; whether each rank holds frozen weights whole. A
+    full disk does not end the run."""
     entries = _layouts_of_run(directory, kept.written)
-    if any(entry["layout"] == kept.layout for entry in entries):
-        return
-    entry = {
-        "layout": kept.layout,
-        "settings": resolved.settings(),
-        "reasons": {each.key: each.reason for each in resolved.decisions},
+    of_start = {
         "left_in_bf16": list(left_in_bf16),
         "stores_fp8": stores_fp8,
         "frozen_whole": resolved.setup.holds_frozen_whole,
     }
+    entry = next((each for each in entries if each["layout"] == kept.layout), None)
+    if entry is None:
+        reasons = {each.key: each.reason for each in resolved.decisions}
+        entry = {"layout": kept.layout, "settings": resolved.settings(), "reasons": reasons}
+        entries = [*entries, entry]
+    elif entry | of_start == entry:
+        return
+    entry |= of_start
     try:
-        _write_layouts(directory, [*entries, entry])
+        _write_layouts(directory, entries)
     except OSError as error:
         log.warn(
             f"{directory / RESOLVED_RECORD}: not written ({error.strerror}): a restart resolves"

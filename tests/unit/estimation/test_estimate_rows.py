@@ -216,14 +216,14 @@ def test_groups_of_figures_leave_out_what_is_not_known() -> None:
         ({"adapters": of(rank=16)}, ["LoRA of rank 16"], ["nf4"]),
         ({"adapters": of(rank=16), "quantized": True}, ["LoRA of rank 16 on nf4"], []),
         ({"replicate": 2}, ["over 8 x 2 copies"], ["whole"]),
-        ({"holds_frozen_whole": True}, ["over 8, frozen weights whole, 4 x 64"], []),
+        ({"gathers_adapters_alone": True}, ["over 8, frozen weights whole, 4 x 64"], []),
         ({"gradient_accumulation": 3}, ["micro-batch, 3 a step"], []),
         ({"gradient_accumulation": 1, "replicate": 1}, [], ["copies", "micro-batch"]),
     ],
 )
 def test_the_title_has_what_is_set(changes: Any, shown: list[str], hidden: list[str]) -> None:
     settings = {"replicate": 1, "gradient_accumulation": 1, "adapters": None, "quantized": False}
-    settings |= {"active": 100, "holds_frozen_whole": False, **changes}
+    settings |= {"active": 100, "gathers_adapters_alone": False, **changes}
     setup = of(
         spec=of(active_parameters=settings.pop("active"), total_parameters=100),
         activation_checkpointing="none",

@@ -255,7 +255,7 @@ def test_frozen_weights_are_whole_on_every_rank_where_that_fits(
 
 
 def test_a_large_base_is_sharded_where_its_weights_fill_the_memory() -> None:
-    """Of the 1.1B Llama frozen in bf16 2.05 GiB; 8 ranks have a quarter of that each."""
+    """Of the 1.1B Llama frozen in bf16 2.05 GiB; of 8 ranks each has an eighth."""
     config = run_config(model__lora={"rank": 8}, training__activation_checkpointing="full")
     spec = model_spec(LLAMA)
     sharded, whole = (

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import types
-import warnings
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,11 @@ from tests.unit.models.tiny import CONFIGS, LENGTH, VOCAB, filled_model
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
-from triton.runtime.errors import PTXASError
 
 from drillyard.models import loss as loss_module
 from drillyard.models.head_product import SummedGradient
 from drillyard.models.loss import (
     LanguageModelLoss,
-    builds_kernels,
     loss_and_gradient,
     loss_inputs,
 )
@@ -259,35 +256,6 @@ def test_the_kernel_of_gpus_against_fp64(how: str) -> None:
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if how == "interpreted" else {})
     command = [sys.executable, "-c", KERNEL, how]
     subprocess.run(command, env=environment, check=True, timeout=300)
-
-
-@pytest.mark.parametrize("lacking", ["triton", "a GPU's driver", "a driver as new", "nothing"])
-def test_where_no_kernel_can_be_built_torchs_operators_take_its_place(
-    lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This machine has no driver for triton to build for: two cases have a made one."""
-
-    def start_kernel(*inputs: object) -> None:
-        if lacking == "a driver as new":
-            raise PTXASError("the provided PTX was compiled with an unsupported toolchain")
-
-    device = torch.device("cpu")
-    if lacking == "triton":
-        monkeypatch.setitem(sys.modules, "triton.runtime", None)
-    elif lacking != "a GPU's driver":
-        made = types.SimpleNamespace(active=types.SimpleNamespace(utils=None))
-        monkeypatch.setattr("triton.runtime.driver", made)
-        monkeypatch.setattr("drillyard.models.loss_kernel.turn_into_gradient", start_kernel)
-    builds_kernels.cache_clear()
-    if lacking == "nothing":
-        assert builds_kernels(device)
-    else:
-        with pytest.warns(UserWarning, match="cannot build its kernels"):
-            assert not builds_kernels(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert builds_kernels(device) == (lacking == "nothing")
-    builds_kernels.cache_clear()
 
 
 def test_a_backward_that_needs_the_logits_notices_that_they_are_gone() -> None:

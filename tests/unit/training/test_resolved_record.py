@@ -207,6 +207,11 @@ def test_the_record_says_whether_every_rank_holds_frozen_weights_whole(
     save_auto_settings(kept, dataclasses.replace(found, setup=setup), trained, log)
     (entry,) = read_layouts(trained)
     assert entry["frozen_whole"] == whole
+    # A later start may have other memory: the settings are kept, and what is true now is said.
+    setup = dataclasses.replace(setup, keeps_frozen_whole=not whole, micro_batch_size=64)
+    kept = load_auto_settings(lora, ranks(), trained)
+    save_auto_settings(kept, dataclasses.replace(found, setup=setup), trained, log)
+    assert read_layouts(trained) == [entry | {"frozen_whole": not whole}]
 
 
 def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
