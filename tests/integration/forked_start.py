@@ -32,6 +32,8 @@ run:
 | launch/test_user.py, test_secrets.py, test_slurm_status.py | launching and looking at a run |
 | provision/test_interruption.py, test_whole_life.py | `cluster` killed at a step, a whole life |
 | everywhere | all that launchers start: agents, supervisors, ranks |
+
+`forked` does the same within a block, for tests of other groups.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,9 @@ _COMMANDS |= dict.fromkeys(("hardware", "image", "init", "launch", "metrics", "r
 _COMMANDS |= dict.fromkeys(("runs", "schema", "watch"), PLAIN)
 _MODULES = {"drillyard", "drillyard.faults.injection_points"}
 _SCRIPTS = {str(Path(__file__).with_name("held.py"))}
+_COMPUTING_SCRIPTS = {
+    str(_ROOT / "tests/security" / name) for name in ("called_commands.py", "small_model.py")
+}
 _PLAIN_MODULES = {"tests.integration.provision.run_command"}
 """What is no command of drillyard's and imports what those do."""
 _MAY_DIFFER = re.compile(
@@ -97,7 +102,6 @@ _READ_EARLY = re.compile(r"_?PYTHON\w*|LC_\w+|LANG(UAGE)?|LD_\w+|MALLOC_\w+|TZ|\
 _INHERITED = {"Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "CapBnd", "NoNewPrivs"}
 _INHERITED |= {"Seccomp", "Cpus_allowed"}
 _NETWORK = re.compile(r"--net=(/.*)")
-_real_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
 def kind_of(command: Sequence[str]) -> str | None:
@@ -107,7 +111,11 @@ def kind_of(command: Sequence[str]) -> str | None:
     command = _own_words(command)[0]
     if len(command) == 2 and _PROBE.fullmatch(command[1]):
         return PROBES
-    if len(command) < 3 or command[0] != sys.executable:
+    if len(command) < 2 or command[0] != sys.executable:
+        return None
+    if command[1] in _COMPUTING_SCRIPTS:
+        return COMPUTING
+    if len(command) < 3:
         return None
     if command[1] == "-m" and command[2] in _PLAIN_MODULES:
         return PLAIN
@@ -197,6 +205,10 @@ class ForkServer:
         self._owner = os.getpid()
         self._turn = threading.Lock()
 
+    def close(self) -> None:
+        """End the server, but not its forks."""
+        self._connection.close()
+
     def start(self, arguments: Sequence[Any]) -> int | None:
         """What `_posixsubprocess.fork_exec(*arguments)` does; None where only that can do it."""
         (command, _, close_fds, kept, directory, variables) = arguments[:6]
@@ -260,6 +272,7 @@ def _is_open(descriptor: int) -> bool:
 
 def install(server: Callable[[str], ForkServer | None]) -> None:
     """Let `subprocess` of this process ask `server(kind)` for what is of a kind."""
+    otherwise = subprocess._fork_exec  # type: ignore[attr-defined]
 
     def forked_or_started(*arguments: Any) -> int:
         if (kind := kind_of([os.fsdecode(word) for word in arguments[0]])) is not None:
@@ -267,7 +280,7 @@ def install(server: Callable[[str], ForkServer | None]) -> None:
             pid = None if asked is None else asked.start(arguments)
             if pid is not None:
                 return pid
-        return int(_real_fork_exec(*arguments))
+        return int(otherwise(*arguments))
 
     subprocess._fork_exec = forked_or_started  # type: ignore[attr-defined]
 
@@ -290,6 +303,24 @@ class ForkedStarts:
             if kind not in self._servers:
                 self._servers[kind] = _started_server(kind)
             return self._servers[kind]
+
+    def close(self) -> None:
+        """End the servers; what starts from now on is started for real."""
+        self.wanted = False
+        for server in filter(None, self._servers.values()):
+            server.close()
+
+
+@contextlib.contextmanager
+def forked(*kinds: str) -> Iterator[None]:
+    """Have the starts of `kinds` be forks meanwhile, of servers that import in the environment of
+    the first start."""
+    starts = ForkedStarts(*kinds)
+    starts.wanted = True
+    try:
+        yield
+    finally:
+        starts.close()
 
 
 def _started_server(kind: str) -> ForkServer | None:

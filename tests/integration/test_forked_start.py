@@ -164,6 +164,15 @@ def test_a_plain_command_may_have_another_home_but_not_what_its_imports_read(sta
         assert not started(verb="runs", env=other | {name: "1"})[1]["imported"]
 
 
+def test_servers_of_a_block_import_in_its_environment_and_end_with_it(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUTF8", "1")
+    with forked_start.forked(forked_start.PLAIN):
+        assert started(verb="runs")[1]["imported"] == ["typer"]
+    assert not started(verb="runs")[1]["imported"]
+
+
 def test_what_is_started_for_real_is_there() -> None:
     for name in forked_start.STARTED_FOR_REAL:
         file, _, test = name.partition("::")

@@ -5,6 +5,7 @@ processor and the most memory of the command with what it starts."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -80,6 +81,8 @@ def main() -> None:
     for name in cli.COMMANDS:
         cli.load_command(name)
     assert "torch" not in sys.modules
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_run(**json.loads(line))), flush=True)
 

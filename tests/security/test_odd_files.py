@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.integration.forked_start import COMPUTING, forked
 from tests.security.forked_commands import Ended, ForkedCommands
 from tests.security.test_received_config import all_commands
 from tests.unit.reporting.runs import CLUSTER
@@ -246,20 +247,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     }.items():
         (place / name).write_text(content)
     make_checkout(place / "image")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("small_model.py")
-    subprocess.run([sys.executable, script, place], env=environment, check=True)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "drillyard", "train", name],
-            cwd=place,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+    with forked(COMPUTING):
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("small_model.py"), place], check=True
         )
-        for name in ("run.yaml", "adapted.yaml")
-    ]
-    assert [process.wait() for process in started] == [0, 0]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "drillyard", "train", name],
+                cwd=place,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for name in ("run.yaml", "adapted.yaml")
+        ]
+        assert [process.wait() for process in started] == [0, 0]
     (place / "runs/trial/cluster.yaml").write_text(CLUSTER)
     with ForkedCommands() as run:
         yield Place(place, run)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from tests.integration.forked_start import COMPUTING, forked
 from tests.security.called_commands import Called, call_commands
 from tests.unit.data.object_server import ObjectServer, serving
 
@@ -134,7 +135,11 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     directory = tmp_path_factory.mktemp("owner")
     rows = [{"text": f"document {n} says {n * n} and {n**3} words " * 3} for n in range(60)]
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with serving({"/docs.jsonl": content}, RecordingServer) as server:
+    with (
+        serving({"/docs.jsonl": content}, RecordingServer) as server,
+        pytest.MonkeyPatch.context() as patched,
+        forked(COMPUTING),
+    ):
         environment = {
             **VALUES,
             "DRILLYARD_CACHE": str(directory / "cache"),
@@ -144,6 +149,8 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
             "HF_DATASETS_OFFLINE": "0",
             "XDG_STATE_HOME": str(directory / "state"),
         }
+        for name, value in environment.items():
+            patched.setenv(name, value)
         (directory / "docs.jsonl").write_bytes(content)
         (directory / "run.yaml").write_text(CONFIG.format(url=server.url, query=QUERY))
         (directory / "cluster.yaml").write_text(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.integration.forked_start import PLAIN, forked
 from tests.integration.provision.bucket_server import BucketServer
 from tests.unit.provision.slurm_clusters import config
 
@@ -29,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "consumption": "flex-start",
 }
 ROOT = Path(__file__).resolve().parents[3]
+PYTHONPATH = f"{ROOT / 'src'}:{ROOT}"
 _SECONDS = 120
 STATES = ["c/c/base/default.tfstate", "c/c/cluster/default.tfstate", "c/deployed.json"]
 CREATED = "create -l ERROR -o c.toolkit -d deployment.yaml blueprint.yaml"
@@ -49,7 +51,7 @@ class Toolkit:
         self.environment = {
             **os.environ,
             "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+            "PYTHONPATH": PYTHONPATH,
             "DRILLYARD_CACHE": str(directory / "cache"),
             "STORAGE_EMULATOR_HOST": self.store.endpoint,
             # Cloud Storage alone is asked: the stages of the tests answer for the others.
@@ -126,6 +128,13 @@ def kill(command: subprocess.Popen[str]) -> None:
     """Kill a command as a loss of power would, and wait until what it started has ended."""
     command.kill()
     command.communicate(timeout=_SECONDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands_are_forks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched, forked(PLAIN):
+        patched.setenv("PYTHONPATH", PYTHONPATH)
+        yield
 
 
 @pytest.fixture
