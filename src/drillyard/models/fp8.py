@@ -1,7 +1,8 @@
 """Matrix products in 8 bits (`training.precision: fp8`), by torchao's float8 training: each operand
 is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
 
-Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it. Frozen
+Weights rest and are saved as under bf16, so a checkpoint knows nothing of it; ranks that share them
+exchange them in fp8 (fp8_gather.py), under tensorwise. Frozen
 ones beside adapters are cast once and then rest in fp8, under tensorwise on ranks that hold them
 whole: a byte instead of two and no cast of them in a product, to the same bits.
 `tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which

@@ -122,6 +122,27 @@ def test_frozen_weights_rest_in_fp8_beside_plain_adapters_where_they_are_whole(
     assert not resolved(config, memory_gib=None).setup.rests_in_fp8(weight)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"training__precision": "bf16"}, False),
+        ({"parallelism__shard": 1, "parallelism__replicate": 8}, False),
+        ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
+        ({"model__lora": {"rank": 4}}, False),  # held whole where they fit
+    ],
+)
+def test_ranks_that_share_weights_exchange_them_in_fp8(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    setup = resolved(run_config(**{"training__precision": "fp8"} | changes)).setup
+    in_block = next(tensor for tensor in setup.spec.blocks[0].tensors if tensor.linear)
+    head = next(tensor for tensor in setup.spec.root if tensor.linear)
+    assert setup.gathers_fp8 == setup.is_gathered_in_fp8(in_block) == expected
+    assert not setup.is_gathered_in_fp8(head)
+
+
 def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:
     eager = {"training__compile": False}
     found = resolved(run_config(**eager), memory_gib=29.9)
