@@ -147,12 +147,9 @@ def resolve_setup(
     is_small = memory_gib is not None and unsharded_is_small(
         spec.total_parameters, training.precision, memory_gib * GIB
     )
+    scales_rows = training.fp8_scaling == "rowwise"
     # DoRA needs the weights themselves.
-    reads_fp8_alone = (
-        training.precision == "fp8"
-        and training.fp8_scaling != "rowwise"
-        and (lora is None or lora.variant != "dora")
-    )
+    reads_fp8_alone = training.precision == "fp8" and (lora is None or lora.variant != "dora")
     setup = Setup(
         spec=spec,
         precision=training.precision,
@@ -170,7 +167,8 @@ def resolve_setup(
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
         stores_fp8=reads_fp8_alone and lora is not None,
-        casts_before_gather=reads_fp8_alone,
+        scales_rows=scales_rows,
+        casts_before_gather=reads_fp8_alone and not scales_rows,
         packed_moments=training.optimizer.name == "adamw-8bit",
         keeps_unsharded=is_small,
         keeps_frozen_whole=is_small and lora is not None,

@@ -74,7 +74,8 @@ class Setup:
     under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
     `keeps_frozen_whole`: every rank holds the weights beside adapters whole, outside FSDP2, which
     shards, gathers and reduces the adapters alone. `stores_fp8`: frozen weights of products in fp8
-    rest in fp8, if a rank holds them whole. `casts_before_gather`: weights of products in fp8 are
+    rest in fp8, if a rank holds them whole, once or (`scales_rows`) for each of their two products.
+    `casts_before_gather`: weights of products in fp8 are
     gathered in fp8, where ranks share them.
     `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
     the torch that trains, as its FSDP2 decides what lies in memory.
@@ -96,6 +97,7 @@ class Setup:
     adapters: LoraSetup | None = None
     quantized: bool = False
     stores_fp8: bool = False
+    scales_rows: bool = False
     casts_before_gather: bool = False
     packed_moments: bool = False
     keeps_unsharded: bool = False

@@ -223,8 +223,8 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
     """Bytes per token of the casts to fp8, forward and backward: an operand is read for its scale,
     read again, and written in one byte. Forward casts input and weight; backward both again, for
     torchao keeps them in bf16, and the gradient of the output. A frozen weight has no gradient, so
-    that its input is not cast again; one that rests or was gathered in fp8 is copied transposed in
-    backward, and not cast.
+    that its input is not cast again; one that rests or was gathered in fp8 is not cast, and where
+    that is one operand for both products copied transposed in backward.
     """
     once = 2 * COMPUTE_BYTES[setup.precision] + 1
     forward = backward = 0.0
@@ -233,7 +233,8 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
             outputs, inputs = tensor.shape
             weight = tensor.parameters / setup.tokens_per_micro_batch
             is_cast = setup.rests_in_fp8(tensor) or setup.is_gathered_in_fp8(tensor)
-            cast, copied = (0, 2) if is_cast else (once, once)
+            both = setup.scales_rows
+            cast, copied = (0, 0 if both else 2) if is_cast else (once, once)
             forward += once * inputs + cast * weight
             backward += once * (outputs + (0 if setup.adapters else inputs)) + copied * weight
     return forward, backward

@@ -5,8 +5,8 @@ Under tensorwise scaling a product reads a weight only as fp8 values and one sca
 knows the largest magnitude of the whole weight can cast its own part, so that FSDP2 gathers what
 the product takes, and no product casts it again. FSDP2 lets a shard say what is gathered of it, by
 two methods that it looks up on the shard (`FSDPParam.all_gather_inputs`). Here they are attributes
-of a plain tensor: torchao's own gathers (torchao/float8/fsdp_utils.py) make all shards tensors of a
-class of its own, which optimizer, checkpoints and exports would have to know.
+of a plain tensor: torchao's own gathers (`WeightWithDynamicFloat8CastTensor`) make all shards
+tensors of a class of its own, which optimizer, checkpoints and exports would have to know.
 
 A part is rounded to bf16 before it is scaled, and the scale is that of the rounded weight, as in a
 product that casts what was gathered in bf16: so losses are equal to the bit, and a checkpoint

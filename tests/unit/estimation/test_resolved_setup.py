@@ -104,7 +104,7 @@ def test_auto_is_the_least_recomputation_that_fits(
     ("changes", "expected"),
     [
         ({}, True),
-        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"training__fp8_scaling": "rowwise"}, True),
         ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
         ({"model__lora": None}, False),
         ({"training__precision": "bf16"}, False),

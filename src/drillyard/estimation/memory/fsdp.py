@@ -66,7 +66,7 @@ class FsdpUnit:
     """Elements of `shard` in nf4."""
     padding_packed: int = 0
     fp8_shard: int = 0
-    """Elements of `shard` that rest in fp8."""
+    """Elements of `shard` that rest in fp8, once."""
     gathered_fp8: int = 0
     """Elements of `shard` that are gathered in fp8."""
     largest_fp8: int = 0
@@ -91,6 +91,8 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
     frozen = weights if adapters is not None else []
     trained = weights if adapters is None else list(_adapter_tensors(weights, adapters))
     packed = [tensor for tensor in weights if setup.is_packed(tensor)]
+    # Scaled by rows they rest twice, which takes what bf16 takes.
+    in_one_byte = [each for each in weights if setup.rests_in_fp8(each) and not setup.scales_rows]
     parts = 1 if setup.holds_frozen_whole else ranks
     frozen_shard, packed_shard = (
         sum(_chunk(tensor.shape, parts) for tensor in some) for some in (frozen, packed)
@@ -109,7 +111,7 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
         ranks=ranks,
         packed_shard=packed_shard,
         padding_packed=packed_shard * parts - sum(tensor.parameters for tensor in packed),
-        fp8_shard=sum(tensor.parameters for tensor in weights if setup.rests_in_fp8(tensor)),
+        fp8_shard=sum(each.parameters for each in in_one_byte),
         gathered_fp8=sum(in_fp8),
         largest_fp8=max(in_fp8, default=0),
         frozen_whole=setup.holds_frozen_whole,
