@@ -47,9 +47,8 @@ def gather_in_fp8(root: nn.Module) -> int:
         for each in group.fsdp_params:
             module, name = each._module_info.module, each._module_info.param_name
             if isinstance(module, Float8Linear) and name == "weight":
-                together.add(_GatheredWeight(each, module, together))
-        for each in group.fsdp_params:
-            each._init_extensions()
+                together.weights.append(_GatheredWeight(each, module, together))
+                each._init_extensions()
     return len(together.weights)
 
 
@@ -58,9 +57,6 @@ class _Scales:
 
     def __init__(self) -> None:
         self.weights: list[_GatheredWeight] = []
-
-    def add(self, weight: _GatheredWeight) -> None:
-        self.weights.append(weight)
 
     @torch.no_grad()
     def update(self, ranks: dist.ProcessGroup) -> None:
@@ -80,18 +76,20 @@ class _Scales:
 
 
 class _GatheredWeight:
-    """FSDP2's extension of a gather, for one weight."""
+    """FSDP2's extension of a gather, for the weight of one layer."""
 
-    def __init__(self, each: Any, module: Any, together: _Scales) -> None:
-        self.shard: torch.Tensor = each._sharded_param_data
-        """This rank's part with its padding, flat: a view of what the optimizer updates."""
-        self.shape: torch.Size = each.padded_sharded_param_size
+    def __init__(self, fsdp_param: Any, module: Any, together: _Scales) -> None:
+        self.shard: torch.Tensor = fsdp_param._sharded_param_data
+        """This rank's part with its padding of zeros, flat: the memory that the optimizer
+        updates."""
+        self.shape: torch.Size = fsdp_param.padded_sharded_param_size
         self.fp8: torch.dtype = module.config.cast_config_weight.target_dtype
         self.mm_config = module.linear_mm_config
         self.together = together
         self.scale = torch.ones((), device=self.shard.device)
         self.version: int | None = None
-        local: Any = each.sharded_param._local_tensor
+        """torch's count of writes to the shard of which `scale` is."""
+        local: Any = fsdp_param.sharded_param._local_tensor
         local.fsdp_pre_all_gather = self.cast_shard
         local.fsdp_post_all_gather = self.whole_weight
 
@@ -99,7 +97,8 @@ class _GatheredWeight:
     def cast_shard(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor], None]:
-        """This rank's part in fp8, as bytes: not every backend transfers fp8."""
+        """This rank's part in fp8 [padded rows, columns], as bytes: not every backend transfers
+        fp8. Collective where the weights have changed."""
         if self.version != self.shard._version:
             self.together.update(mesh.get_group())
         rounded = self.shard.to(mp_policy.param_dtype)
