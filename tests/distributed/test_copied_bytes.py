@@ -83,6 +83,8 @@ def moved(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
             return size_of(args[0], result)
         case "div_" | "mul_":
             return 2 * size_of(args[0])
+        case "_foreach_norm" | "stack" | "clamp" | "reciprocal" | "allreduce_":
+            return size_of(args[0])
     assert operator.is_view or "empty" in name or name in KNOWN_TO_MOVE_NOTHING, operator
     return 0
 

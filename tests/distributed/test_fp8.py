@@ -90,10 +90,13 @@ def test_200_steps_end_within_two_per_cent_of_bf16(tmp_path: Path) -> None:
     np.testing.assert_allclose(near[-40:].mean(), exact[-40:].mean(), rtol=0.02)
 
 
-def with_adapters(directory: str, stored: bool) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def with_adapters(
+    directory: str, stored: bool, scaling: str
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Losses and norms of adapters on a frozen model, those after a resume, and the bytes of the
-    frozen model: what there is, and what was estimated."""
+    frozen model: what there is, and what was estimated; those in fp8."""
     changes = {"training__precision": "fp8", "training__steps": STEPS}
+    changes |= {"training__fp8_scaling": scaling}
     config = adapter_config(Path(directory), **changes)
     if not stored:
         model_setup.keep_frozen_weights = lambda model: None
@@ -102,10 +105,11 @@ def with_adapters(directory: str, stored: bool) -> tuple[np.ndarray, np.ndarray,
     rows = run_steps(trainer, 0, SAVED)
     start_save(trainer, SAVED, f"{directory}/checkpoints-{stored}").close()
     rows = np.concatenate([rows, run_steps(trainer, SAVED, STEPS)])
-    trained = model.causal_lm.named_parameters()
-    frozen = {name: each for name, each in trained if not each.requires_grad}
-    in_fp8 = sum(each.numel() for each in frozen.values() if hasattr(each, "_data"))
-    there = sum(each.numel() * 2 for each in frozen.values()) - in_fp8
+    frozen = [each for each in model.causal_lm.parameters() if not each.requires_grad]
+    frozen += [each for name, each in model.causal_lm.named_buffers() if name.endswith("d_weight")]
+    stored_as = [getattr(each, "_data", each) for each in frozen]
+    in_fp8 = sum(each.nbytes for each in stored_as if each.itemsize == 1)
+    there = sum(each.nbytes for each in stored_as)
     adapters = sum(shard.local.nbytes for shard in trainer.optimizer.shards)
     estimated = memory_estimate(model.resolved.setup).state_bytes["parameters"] - adapters
     again, other = build(config, filled=False)
@@ -116,15 +120,21 @@ def with_adapters(directory: str, stored: bool) -> tuple[np.ndarray, np.ndarray,
     return rows, resumed, [there, estimated, in_fp8]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_frozen_weights_rest_in_fp8_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "scaling"), [(1, "tensorwise"), (2, "tensorwise"), (2, "rowwise")]
+)
+def test_frozen_weights_rest_in_fp8_to_the_same_bits(
+    tmp_path: Path, ranks: int, scaling: str
+) -> None:
     write_base(tmp_path, LLAMA, torch.bfloat16)
     rows, resumed, (there, estimated, in_fp8) = run_ranks(
-        with_adapters, ranks, str(tmp_path), True
+        with_adapters, ranks, str(tmp_path), True, scaling
     )[0]
     assert np.array_equal(rows[SAVED:], resumed)
     assert there == estimated and in_fp8 > 0.3 * there
-    cast_each_time, _, (_, _, none) = run_ranks(with_adapters, ranks, str(tmp_path), False)[0]
+    cast_each_time, _, (_, _, none) = run_ranks(
+        with_adapters, ranks, str(tmp_path), False, scaling
+    )[0]
     assert none == 0 and np.array_equal(rows, cast_each_time)
     files = [next((tmp_path / f"final-{each}").glob("*.safetensors")) for each in (True, False)]
     assert files[0].read_bytes() == files[1].read_bytes()

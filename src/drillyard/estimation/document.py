@@ -86,6 +86,7 @@ class SetupEntry(DocumentPart):
         "holds_frozen_whole",
         "Every rank holds what is frozen beside adapters whole: no step gathers it.",
     )
+    gathers_fp8: bool = Field(description="Ranks exchange weights of products in fp8 in fp8.")
     attention: str = read_from("kernel")
     compiled: bool
     loss_chunk_tokens: int

@@ -147,6 +147,9 @@ def resolve_setup(
     is_small = memory_gib is not None and unsharded_is_small(
         spec.total_parameters, training.precision, memory_gib * GIB
     )
+    scales_rows = training.fp8_scaling == "rowwise"
+    # DoRA needs the weights themselves.
+    reads_fp8_alone = training.precision == "fp8" and (lora is None or lora.variant != "dora")
     setup = Setup(
         spec=spec,
         precision=training.precision,
@@ -163,13 +166,9 @@ def resolve_setup(
         clips_gradients=training.gradient_clipping is not None,
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
-        stores_fp8=(
-            training.precision == "fp8"
-            and training.fp8_scaling != "rowwise"
-            # DoRA needs the weights themselves.
-            and lora is not None
-            and lora.variant != "dora"
-        ),
+        stores_fp8=reads_fp8_alone and lora is not None,
+        scales_rows=scales_rows,
+        casts_before_gather=reads_fp8_alone and not scales_rows,
         packed_moments=training.optimizer.name == "adamw-8bit",
         keeps_unsharded=is_small,
         keeps_frozen_whole=is_small and lora is not None,

@@ -74,7 +74,9 @@ class Setup:
     under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
     `keeps_frozen_whole`: every rank holds the weights beside adapters whole, outside FSDP2, which
     shards, gathers and reduces the adapters alone. `stores_fp8`: frozen weights of products in fp8
-    rest in fp8, if a rank holds them whole.
+    rest in fp8, if a rank holds them whole, once or (`scales_rows`) for each of their two products.
+    `casts_before_gather`: weights of products in fp8 are
+    gathered in fp8, where ranks share them.
     `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
     the torch that trains, as its FSDP2 decides what lies in memory.
     """
@@ -95,6 +97,8 @@ class Setup:
     adapters: LoraSetup | None = None
     quantized: bool = False
     stores_fp8: bool = False
+    scales_rows: bool = False
+    casts_before_gather: bool = False
     packed_moments: bool = False
     keeps_unsharded: bool = False
     keeps_frozen_whole: bool = False
@@ -147,6 +151,16 @@ class Setup:
         """Whether a frozen weight is cast to fp8 once and for all."""
         is_of_block = tensor.role not in ("head", "projection")
         return self.stores_fp8 and self.holds_frozen_whole and is_of_block and self.is_fp8(tensor)
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether ranks exchange weights in fp8 (models/fp8_gather.py)."""
+        return self.casts_before_gather and self.shard > 1 and not self.holds_frozen_whole
+
+    def is_gathered_in_fp8(self, tensor: TensorSpec) -> bool:
+        """Whether ranks exchange a weight in fp8."""
+        is_of_block = tensor.role not in ("head", "projection")
+        return self.gathers_fp8 and is_of_block and self.is_fp8(tensor)
 
     @property
     def moment_bytes(self) -> float:

@@ -73,6 +73,8 @@ class UnitWork:
     forward_fp8: float = 0.0
     """FLOPs of products in fp8, part of the direction's."""
     backward_fp8: float = 0.0
+    gathered_fp8: int = 0
+    """Parameters that are gathered in fp8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ class Work:
         """Bytes of a unit's whole weights as they are gathered."""
         if self.frozen_whole:
             return unit.trainable * self.compute_bytes
-        return (unit.parameters - unit.packed) * self.compute_bytes + unit.packed * NF4_BITS / 8
+        in_compute = unit.parameters - unit.packed - unit.gathered_fp8
+        return in_compute * self.compute_bytes + unit.packed * NF4_BITS / 8 + unit.gathered_fp8
 
     @property
     def trainable(self) -> int:
@@ -212,6 +215,7 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
         + _recomputed_flops(
             setup, [one if one.fp8 else replace(one, parameters=0) for one in products]
         ),
+        sum(each.parameters for each in block.tensors if setup.is_gathered_in_fp8(each)),
     )
 
 
@@ -219,8 +223,8 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
     """Bytes per token of the casts to fp8, forward and backward: an operand is read for its scale,
     read again, and written in one byte. Forward casts input and weight; backward both again, for
     torchao keeps them in bf16, and the gradient of the output. A frozen weight has no gradient, so
-    that its input is not cast again; one that rests in fp8 is copied transposed in backward, and
-    not cast.
+    that its input is not cast again; one that rests or was gathered in fp8 is not cast, and where
+    that is one operand for both products copied transposed in backward.
     """
     once = 2 * COMPUTE_BYTES[setup.precision] + 1
     forward = backward = 0.0
@@ -228,7 +232,9 @@ def _fp8_casts(block: Block, setup: Setup) -> tuple[float, float]:
         if setup.is_fp8(tensor):
             outputs, inputs = tensor.shape
             weight = tensor.parameters / setup.tokens_per_micro_batch
-            cast, copied = (0, 2) if setup.rests_in_fp8(tensor) else (once, once)
+            is_cast = setup.rests_in_fp8(tensor) or setup.is_gathered_in_fp8(tensor)
+            both = setup.scales_rows
+            cast, copied = (0, 0 if both else 2) if is_cast else (once, once)
             forward += once * inputs + cast * weight
             backward += once * (outputs + (0 if setup.adapters else inputs)) + copied * weight
     return forward, backward

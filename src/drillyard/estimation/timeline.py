@@ -1,7 +1,7 @@
 """Transfers of FSDP between GPUs, how long they take, and how they overlap with computing.
 
-Each unit (a block, or the root) is gathered in the compute precision before its forward and again
-before its backward, unless its weights are kept between the two; frozen weights that every rank
+Each unit (a block, or the root) is gathered in the compute precision, or in fp8, before its forward
+and again before its backward, unless its weights are kept between the two; frozen weights that every rank
 holds whole are not. Its gradients are reduced and scattered in the master precision. With several
 copies of the model (HSDP) the shards' gradients are then summed over the copies. Messages are as
 large as a unit, and the bandwidth is that of messages of that size (`hardware/bandwidths.yaml`).
@@ -308,7 +308,9 @@ def unit_copies(setup: Setup, work: Work, unit: UnitWork) -> tuple[float, float]
 
     A gather casts the local shard from the master to the compute precision (read, write) and copies
     the gathered buffer into the weights (read, write); a reduction casts the gradients into a
-    buffer of the master precision. A rank that is alone and holds its weights whole has no FSDP2:
+    buffer of the master precision. What is gathered in fp8 is rounded to the compute precision,
+    scaled in fp32 and cast, and read once a step for its scale (models/fp8_gather.py). A rank that
+    is alone and holds its weights whole has no FSDP2:
     it casts those that are trained once a step, and their gradients with several micro-batches.
     """
     low, high = work.compute_bytes, work.master_bytes
@@ -316,6 +318,10 @@ def unit_copies(setup: Setup, work: Work, unit: UnitWork) -> tuple[float, float]
         cast = unit.trainable * (low + high) if low != high else 0
         return cast / work.micro_batches, 0.0 if setup.keeps_gradients_narrow else cast
     whole = work.gathered_bytes(unit)
-    gather = whole / low / setup.shard * (low + high) + (2 * whole if setup.shard > 1 else 0)
+    fp8 = unit.gathered_fp8 / setup.shard
+    in_compute = (whole - unit.gathered_fp8) / low / setup.shard * (low + high)
+    in_fp8 = fp8 * ((high + low) + (low + 4) + (4 + 1))
+    gather = in_compute + in_fp8 + (2 * whole if setup.shard > 1 else 0)
     again = 0.0 if setup.keeps_unsharded or unit is work.root else gather
-    return gather, again + unit.trainable * (low + high)
+    once = fp8 * high / work.micro_batches
+    return gather + once, again + unit.trainable * (low + high)

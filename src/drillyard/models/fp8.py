@@ -1,9 +1,11 @@
 """Matrix products in 8 bits (`training.precision: fp8`), by torchao's float8 training: each operand
 is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
 
-Weights rest, are gathered and are saved as under bf16, so a checkpoint knows nothing of it. Frozen
-ones beside adapters are cast once and then rest in fp8, under tensorwise on ranks that hold them
-whole: a byte instead of two and no cast of them in a product, to the same bits.
+Weights rest and are saved as under bf16, so a checkpoint knows nothing of it; ranks that share them
+exchange them in fp8 (fp8_gather.py), under tensorwise. Frozen
+ones beside adapters are cast once and then rest in fp8 on ranks that hold them whole, with no cast
+of them in a product, to the same bits: in a byte instead of two under tensorwise, in two under
+rowwise (fp8_rowwise.py).
 `tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which
 an outlier disturbs less and whose products are slower. Inputs and weights are e4m3; gradients e5m2
 under tensorwise, e4m3 under rowwise.
@@ -76,15 +78,22 @@ def use_fp8_products(
 
 @torch.no_grad()
 def keep_frozen_in_fp8(model: nn.Module) -> None:
-    """Put what its products would be cast to in the place of each frozen weight, whole and scaled
-    as one; in place. Their backward makes the transposed copy that the product reads."""
+    """Put what its products would be cast to in the place of each frozen weight, which is whole; in
+    place. Scaled as one, backward makes the transposed copy that the product reads; by rows, both
+    products have an operand of their own."""
+    from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_linear import Float8Linear
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import GemmInputRole
 
-    for module in model.modules():
+    for module in list(model.modules()):
         if isinstance(module, Float8Linear) and not module.weight.requires_grad:
             recipe: Any = module.config
+            if recipe.cast_config_weight.scaling_granularity is ScalingGranularity.AXISWISE:
+                from drillyard.models.fp8_rowwise import keep_both_operands
+
+                keep_both_operands(module)
+                continue
             weight = hp_tensor_to_float8_dynamic(
                 module.weight.detach(),
                 recipe.cast_config_weight.target_dtype,

@@ -24,6 +24,7 @@ from drillyard.estimation.setup import Setup
 from drillyard.models.adapter_files import load_adapter, require_matching_adapter
 from drillyard.models.architectures import blocks, settings_without_effect
 from drillyard.models.attention import resolve_attention
+from drillyard.models.fp8_gather import gather_in_fp8
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.meta_model import build_model, load_config
 from drillyard.models.nf4 import count_parameters
@@ -49,7 +50,7 @@ class ShardedModel:
 
     `resolved` has the step as it can be estimated, and what the settings that were left open
     became. `computes_fp8`: layers multiply in fp8. `left_in_bf16`: under `precision: fp8` the
-    layers of a block that do not compute in it.
+    layers of a block that do not compute in it. `gathers_fp8`: ranks exchange weights in it.
     """
 
     root: LanguageModelLoss
@@ -60,6 +61,7 @@ class ShardedModel:
     resolved: ResolvedSetup
     computes_fp8: bool = False
     left_in_bf16: list[str] = field(default_factory=list)
+    gathers_fp8: bool = False
 
     @property
     def stores_fp8(self) -> bool:
@@ -199,14 +201,23 @@ def build_sharded_model(
     root.to_empty(device=ranks.device)
     restore_ties(model)
     init_buffers(model)
+    computes_fp8 = for_training and config.training.precision == "fp8"
+    gathers_fp8 = computes_fp8 and resolved.setup.gathers_fp8 and gather_in_fp8(root) > 0
     materialise(root)
     root.train()
     notes = settings_without_effect(load_config(config.model))
     if left_in_bf16:
         notes.append(f"fp8: layers that compute in bf16: {', '.join(left_in_bf16)}")
-    computes_fp8 = for_training and config.training.precision == "fp8"
     return ShardedModel(
-        root, attention, num_parameters, small, notes, resolved, computes_fp8, left_in_bf16
+        root,
+        attention,
+        num_parameters,
+        small,
+        notes,
+        resolved,
+        computes_fp8,
+        left_in_bf16,
+        gathers_fp8,
     )
 
 

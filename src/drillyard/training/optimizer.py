@@ -150,10 +150,17 @@ class ShardedAdamW:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
+        self.mark_written()
         if self.one_pass and self.whole_weights is not None:
             self.whole_weights.copies_are_written()
         self._count(found_inf)
         return loss, norm
+
+    def mark_written(self) -> None:
+        """Count a write to every shard, for gathers in fp8 (models/fp8_gather.py): neither torch's
+        fused kernel nor a checkpoint that is loaded, through other tensors of the same memory, is
+        counted by torch."""
+        torch.autograd.graph.increment_version([shard.local for shard in self.shards])
 
     def _clip_factor(self, norm: torch.Tensor) -> torch.Tensor | None:
         """As torch.nn.utils.clip_grads_with_norm_ has it."""

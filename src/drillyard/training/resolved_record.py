@@ -125,15 +125,17 @@ def save_auto_settings(
     log: RunLog,
     left_in_bf16: Sequence[str] = (),
     stores_fp8: bool = False,
+    gathers_fp8: bool = False,
 ) -> None:
     """Record the settings of this layout unless they are recorded. And what is true of this start,
     which no later one has to keep: under `precision: fp8` the layers of a block that do not compute
-    in it, and whether frozen weights rest in it; whether each rank holds frozen weights whole. A
-    full disk does not end the run."""
+    in it, whether frozen weights rest in it, and whether weights are gathered in it; whether each
+    rank holds frozen weights whole. A full disk does not end the run."""
     entries = _layouts_of_run(directory, kept.written)
     of_start = {
         "left_in_bf16": list(left_in_bf16),
         "stores_fp8": stores_fp8,
+        "gathers_fp8": gathers_fp8,
         "frozen_whole": resolved.setup.holds_frozen_whole,
     }
     entry = next((each for each in entries if each["layout"] == kept.layout), None)
@@ -215,6 +217,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
                 "reasons": dict(entry.get("reasons", {})),
                 "left_in_bf16": list(entry.get("left_in_bf16", [])),
                 "stores_fp8": bool(entry.get("stores_fp8", False)),
+                "gathers_fp8": bool(entry.get("gathers_fp8", False)),
                 "frozen_whole": bool(entry.get("frozen_whole", False)),
                 "replaced": dict(entry.get("replaced", {})),
             }

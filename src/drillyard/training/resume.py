@@ -154,6 +154,7 @@ def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
 def finish_load(loaded: LoadedCheckpoint, seed: int, optimizer: ShardedAdamW, ranks: Ranks) -> None:
     """Finish a load: tensors are filled in place; what is left is every shard's step count and the
     random state, which is seeded where it could not be loaded."""
+    optimizer.mark_written()
     for shard in optimizer.shards:
         optimizer.optimizer.state[shard.local]["step"].copy_(loaded.state["optimizer.step"])
     # A row of skipped steps that ended before the save must not end the run now.

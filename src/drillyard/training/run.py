@@ -191,7 +191,13 @@ def run_rank(
     checkpointer = callbacks.checkpointer
     if ranks.rank == 0:
         save_auto_settings(
-            auto, model.resolved, directory, log, model.left_in_bf16, model.stores_fp8
+            auto,
+            model.resolved,
+            directory,
+            log,
+            model.left_in_bf16,
+            model.stores_fp8,
+            model.gathers_fp8,
         )
         report_auto_settings(auto, model.resolved, log)
         with log.optional("the estimate"):

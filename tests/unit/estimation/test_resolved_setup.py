@@ -104,7 +104,7 @@ def test_auto_is_the_least_recomputation_that_fits(
     ("changes", "expected"),
     [
         ({}, True),
-        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"training__fp8_scaling": "rowwise"}, True),
         ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
         ({"model__lora": None}, False),
         ({"training__precision": "bf16"}, False),
@@ -120,6 +120,27 @@ def test_frozen_weights_rest_in_fp8_beside_plain_adapters_where_they_are_whole(
     assert alone.rests_in_fp8(weight) == expected
     assert resolved(config).setup.rests_in_fp8(weight) == expected
     assert not resolved(config, memory_gib=None).setup.rests_in_fp8(weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"training__fp8_scaling": "rowwise"}, False),
+        ({"training__precision": "bf16"}, False),
+        ({"parallelism__shard": 1, "parallelism__replicate": 8}, False),
+        ({"model__lora": {"rank": 4, "variant": "dora"}}, False),
+        ({"model__lora": {"rank": 4}}, False),  # held whole where they fit
+    ],
+)
+def test_ranks_that_share_weights_exchange_them_in_fp8(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    setup = resolved(run_config(**{"training__precision": "fp8"} | changes)).setup
+    in_block = next(tensor for tensor in setup.spec.blocks[0].tensors if tensor.linear)
+    head = next(tensor for tensor in setup.spec.root if tensor.linear)
+    assert setup.gathers_fp8 == setup.is_gathered_in_fp8(in_block) == expected
+    assert not setup.is_gathered_in_fp8(head)
 
 
 def test_a_memory_budget_is_for_compiled_blocks(peaks: None) -> None:

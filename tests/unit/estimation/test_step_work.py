@@ -253,5 +253,18 @@ def test_fp8_products_are_those_of_linear_layers_in_blocks() -> None:
     casts = 5 * (2 * inputs + outputs + 2 * block / (SEQUENCE * MICRO_BATCH))
     added = (cast.elementwise_bytes - exact.elementwise_bytes) / (2 * SEQUENCE * MICRO_BATCH)
     assert added == pytest.approx(casts)
+    # What is gathered in fp8 is not cast by a product, and copied transposed in backward.
+    shared = setup(sizes, precision="fp8", shard=4)
+    gathered = count_work(replace(shared, casts_before_gather=True))
+    saved = count_work(shared).elementwise_bytes - gathered.elementwise_bytes
+    assert saved == pytest.approx(2 * block * (5 + 5 - 2))
+    # What rests in fp8 is not either; with an operand for each product nothing is copied.
+    adapters = LoraSetup(4, "all-linear")
+    frozen = setup(sizes, precision="fp8", adapters=adapters, keeps_frozen_whole=True, shard=4)
+    each_time = count_work(frozen).elementwise_bytes
+    for scales_rows, left in ((False, 2), (True, 0)):
+        at_rest = count_work(replace(frozen, stores_fp8=True, scales_rows=scales_rows))
+        saved = each_time - at_rest.elementwise_bytes
+        assert saved == pytest.approx(2 * block * (5 + 5 - left))
     odd = count_work(setup(LLAMA | {"intermediate_size": 88}, precision="fp8"))
     assert odd.fp8_flops == 6 * 2 * (block - 3 * 32 * 96) * SEQUENCE * MICRO_BATCH

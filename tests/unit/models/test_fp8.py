@@ -11,11 +11,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from tests.unit.estimation.requests import run_config
 from tests.unit.models.tiny import CONFIGS, filled_model, meta_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drillyard.config.run_checks import check_run
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.models.architectures import blocks
-from drillyard.models.fp8 import Scaling, use_fp8_products
+from drillyard.models.fp8 import Scaling, keep_frozen_in_fp8, use_fp8_products
 from drillyard.models.sharding import plain_name
 from drillyard.modelspec import model_spec
 
@@ -55,6 +56,49 @@ def test_what_is_converted_is_what_the_estimate_counts(name: str) -> None:
     assert found == wanted
     assert {id(parameter): name for name, parameter in model.named_parameters()} == names
     assert not {each.split("*.")[-1] for each in left} & {each.split(".", 1)[1] for each in found}
+
+
+class PassesOverWeight(TorchDispatchMode):
+    """Bytes read by operators that cast something of a weight's size, or copy it."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements, self.read = elements, 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operator.name() in ("aten::abs", "aten::clamp", "aten::clone"):
+            self.read += args[0].nbytes if args[0].numel() == self.elements else 0
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_frozen_weight_scaled_by_rows_is_not_cast_again() -> None:
+    """It rests in 2 bytes a parameter, one for each product, beside the scales; the bits of result
+    and gradient are those of casting in both."""
+    torch.manual_seed(0)
+    model = filled_model("llama", dtype=torch.bfloat16).requires_grad_(False)
+    use_fp8_products(model, blocks(model), "rowwise", CPU)
+    layer = blocks(model)[0].mlp.up_proj
+    x = torch.randn(2, 8, layer.in_features).bfloat16().requires_grad_()
+    upstream = torch.randn(2, 8, layer.out_features).bfloat16()
+    found = []
+    for rests_in_fp8 in (False, True):
+        if rests_in_fp8:
+            keep_frozen_in_fp8(model)
+        with PassesOverWeight(layer.in_features * layer.out_features) as passes:
+            y = layer(x)
+            (gradient,) = torch.autograd.grad(y, x, upstream)
+        found.append((y, gradient, passes.read))
+    (y, gradient, cast), (again, gradient_again, none) = found
+    assert torch.equal(y, again) and torch.equal(gradient, gradient_again)
+    assert cast > 0 == none
+    of_weight = layer.weight.nbytes + layer.backward_weight.nbytes
+    assert of_weight == 2 * layer.in_features * layer.out_features
+    scales = layer.weight_scale.nbytes + layer.backward_scale.nbytes
+    assert scales == 4 * (layer.in_features + layer.out_features)
+    # As the second operand of `torch._scaled_mm` has to lie.
+    assert layer.weight.t().stride()[0] == layer.backward_weight.stride()[0] == 1
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])

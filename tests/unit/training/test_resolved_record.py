@@ -183,14 +183,15 @@ def test_what_the_user_sets_is_never_overruled_and_is_another_layout(
     assert kept.settings == {}
 
 
-def test_the_record_says_whether_frozen_weights_rest_in_fp8(
-    config: RunConfig, trained: Path
-) -> None:
+def test_the_record_says_where_weights_are_in_fp8(config: RunConfig, trained: Path) -> None:
     log: Any = Log()
     kept = load_auto_settings(config, ranks(), trained)
-    save_auto_settings(kept, resolve(config), trained, log, ["layers.*.mlp.gate"], True)
-    (entry,) = read_layouts(trained)
-    assert (entry["left_in_bf16"], entry["stores_fp8"]) == (["layers.*.mlp.gate"], True)
+    for stores, gathers in ((True, False), (False, True)):
+        left = ["layers.*.mlp.gate"]
+        save_auto_settings(kept, resolve(config), trained, log, left, stores, gathers)
+        (entry,) = read_layouts(trained)
+        assert entry["left_in_bf16"] == left
+        assert (entry["stores_fp8"], entry["gathers_fp8"]) == (stores, gathers)
 
 
 @pytest.mark.parametrize("whole", [True, False])

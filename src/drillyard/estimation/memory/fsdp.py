@@ -7,7 +7,7 @@ rank with most. Gathers and reductions move padded chunks.
 
 The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 to 2.15):
 
-- A gather copies the shard into compute precision where that is another one
+- A gather copies the shard into compute precision where that is another one, or into fp8
   (`_get_param_all_gather_inputs`), allocates what all ranks send (`foreach_all_gather`), and copies
   that into the weights. In forward the buffer is kept until the next unit's gather, so that copy
   and transfer overlap (`comm_ctx.all_gather_state`).
@@ -66,7 +66,11 @@ class FsdpUnit:
     """Elements of `shard` in nf4."""
     padding_packed: int = 0
     fp8_shard: int = 0
-    """Elements of `shard` that rest in fp8."""
+    """Elements of `shard` that rest in fp8, once."""
+    gathered_fp8: int = 0
+    """Elements of `shard` that are gathered in fp8."""
+    largest_fp8: int = 0
+    """Of one tensor."""
     frozen_whole: bool = False
     """Whether `shard` has the frozen tensors whole; then they are not gathered."""
 
@@ -87,12 +91,15 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
     frozen = weights if adapters is not None else []
     trained = weights if adapters is None else list(_adapter_tensors(weights, adapters))
     packed = [tensor for tensor in weights if setup.is_packed(tensor)]
+    # Scaled by rows they rest twice, which takes what bf16 takes.
+    in_one_byte = [each for each in weights if setup.rests_in_fp8(each) and not setup.scales_rows]
     parts = 1 if setup.holds_frozen_whole else ranks
     frozen_shard, packed_shard = (
         sum(_chunk(tensor.shape, parts) for tensor in some) for some in (frozen, packed)
     )
     trained_shard = sum(_chunk(tensor.shape, ranks) for tensor in trained)
     padding_trained = trained_shard * ranks - sum(tensor.parameters for tensor in trained)
+    in_fp8 = [_chunk(each.shape, ranks) for each in weights if setup.is_gathered_in_fp8(each)]
     padding_frozen = frozen_shard * parts - sum(tensor.parameters for tensor in frozen)
     return FsdpUnit(
         shard=frozen_shard + trained_shard,
@@ -104,7 +111,9 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
         ranks=ranks,
         packed_shard=packed_shard,
         padding_packed=packed_shard * parts - sum(tensor.parameters for tensor in packed),
-        fp8_shard=sum(tensor.parameters for tensor in weights if setup.rests_in_fp8(tensor)),
+        fp8_shard=sum(each.parameters for each in in_one_byte),
+        gathered_fp8=sum(in_fp8),
+        largest_fp8=max(in_fp8, default=0),
         frozen_whole=setup.holds_frozen_whole,
     )
 
@@ -163,7 +172,8 @@ class FsdpMemory:
 
     def _gathered_bytes(self, unit: FsdpUnit) -> int:
         packed = 0 if unit.frozen_whole else unit.packed_shard
-        return self._mixed(unit.gathered_shard * unit.ranks, packed * unit.ranks)
+        in_fp8 = unit.gathered_fp8 * unit.ranks
+        return self._mixed(unit.gathered_shard * unit.ranks - in_fp8, packed * unit.ranks) + in_fp8
 
     # Gathers
 
@@ -197,7 +207,13 @@ class FsdpMemory:
             self._prefetched[number] = self._all_gather(unit)
 
     def _all_gather(self, unit: FsdpUnit) -> int:
-        cast = unit.trained_shard * self.compute if self.compute != self.master else 0
+        in_bf16 = unit.trained_shard - (0 if self.setup.adapters else unit.gathered_fp8)
+        cast = in_bf16 * self.compute if self.compute != self.master else 0
+        cast += unit.gathered_fp8
+        # One after the other they are rounded to bf16 and scaled in fp32.
+        scaled = unit.largest_fp8 * (2 + 4)
+        self.ledger.take(unit.gathered_fp8 + scaled, MemoryKind.ALL_GATHER)
+        self.ledger.give(unit.gathered_fp8 + scaled, MemoryKind.ALL_GATHER)
         buffer = self._gathered_bytes(unit)
         self.ledger.take(cast + buffer, MemoryKind.ALL_GATHER)
         self.ledger.give(cast, MemoryKind.ALL_GATHER)
