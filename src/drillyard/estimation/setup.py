@@ -75,10 +75,9 @@ class Setup:
     `keeps_frozen_whole`: every rank holds the weights beside adapters whole, outside FSDP2, which
     shards, gathers and reduces the adapters alone. `stores_fp8`: frozen weights of products in fp8
     rest in fp8, if a rank holds them whole, once or (`scales_rows`) for each of their two products.
-    `casts_before_gather`: weights of products in fp8 are
-    gathered in fp8, where ranks share them.
-    `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of
-    the torch that trains, as its FSDP2 decides what lies in memory.
+    `casts_before_gather`: weights of products in fp8 are gathered in fp8, where ranks share them.
+    `packed_moments`: AdamW's moments rest in 8 bits. `torch_release`: of the torch that trains, as
+    its FSDP2 decides what lies in memory.
     """
 
     spec: ModelSpec

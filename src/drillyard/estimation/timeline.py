@@ -1,10 +1,11 @@
 """Transfers of FSDP between GPUs, how long they take, and how they overlap with computing.
 
 Each unit (a block, or the root) is gathered in the compute precision, or in fp8, before its forward
-and again before its backward, unless its weights are kept between the two; frozen weights that every rank
-holds whole are not. Its gradients are reduced and scattered in the master precision. With several
-copies of the model (HSDP) the shards' gradients are then summed over the copies. Messages are as
-large as a unit, and the bandwidth is that of messages of that size (`hardware/bandwidths.yaml`).
+and again before its backward, unless its weights are kept between the two; frozen weights that
+every rank holds whole are not. Its gradients are reduced and scattered in the master precision.
+With several copies of the model (HSDP) the shards' gradients are then summed over the copies.
+Messages are as large as a unit, and the bandwidth is that of messages of that size
+(`hardware/bandwidths.yaml`).
 
 Where nothing was measured, the bound that line rates allow is taken, and the quantity is called
 optimistic. A GPU that must receive (n - 1)/n of a message gets it over its link and its NIC

@@ -2,10 +2,9 @@
 is scaled to what fp8 can hold and cast just before its product, in forward and backward alike.
 
 Weights rest and are saved as under bf16, so a checkpoint knows nothing of it; ranks that share them
-exchange them in fp8 (fp8_gather.py), under tensorwise. Frozen
-ones beside adapters are cast once and then rest in fp8 on ranks that hold them whole, with no cast
-of them in a product, to the same bits: in a byte instead of two under tensorwise, in two under
-rowwise (fp8_rowwise.py).
+exchange them in fp8 (fp8_gather.py), under tensorwise. Frozen ones beside adapters are cast once
+and then rest in fp8 on ranks that hold them whole, with no cast of them in a product, to the same
+bits: in a byte instead of two under tensorwise, in two under rowwise (fp8_rowwise.py).
 `tensorwise` has one scale for a whole operand; `rowwise` one for each row (a power of two), which
 an outlier disturbs less and whose products are slower. Inputs and weights are e4m3; gradients e5m2
 under tensorwise, e4m3 under rowwise.
