@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -63,20 +64,24 @@ def literals(expression: ast.expr) -> Iterator[str]:
         yield expression.value
 
 
-def written(trees: list[ast.Module]) -> set[str]:
+def written(programs: list[str]) -> set[str]:
     writers = set(WRITERS)
-    functions = [
-        (node, calls_in(node))
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, Function)
-    ]
-    while new := forwarders(functions, writers) - writers:
+    while True:
+        trees = [parsed(text) for text in programs if any(name in text for name in writers)]
+        new = forwarders([each for _, functions in trees for each in functions], writers) - writers
+        if not new:
+            break
         writers |= new
-    arguments = (
-        argument for tree in trees for argument in first_arguments(calls_in(tree), writers)
-    )
+    arguments = (argument for calls, _ in trees for argument in first_arguments(calls, writers))
     return {name for argument in arguments for name in literals(argument)}
+
+
+@cache
+def parsed(program: str) -> tuple[list[ast.Call], list[tuple[Function, list[ast.Call]]]]:
+    """The calls of a program, and its functions with theirs."""
+    tree = ast.parse(program)
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    return calls_in(tree), [(each, calls_in(each)) for each in functions]
 
 
 def table() -> set[str]:
@@ -87,9 +92,7 @@ def table() -> set[str]:
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    sources = written(
-        [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")]
-    )
+    sources = written([path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")])
     return sources | {f"{span}_{end}" for span in get_args(runlog.Span) for end in ("begin", "end")}
 
 
@@ -118,4 +121,4 @@ class Saver:
         log.other("not one")
         append_event(directory, "appended")
 """
-    assert written([ast.parse(program)]) == {"behind", "far behind", "a", "b", "appended"}
+    assert written([program]) == {"behind", "far behind", "a", "b", "appended"}
