@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from drillyard.supervise.scheduler_restarts import (
     scheduler_restarts,
     write_claim,
 )
+
+REAL_SLEEP = time.sleep
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, attempt: int, submission: str = "uid") -> None:
@@ -146,16 +148,25 @@ def start(
     """Make the claim of a new start; its id, which its ranks have in their environment. `waits`
     gets the seconds that it waits then."""
     begin(monkeypatch, attempt)
-    monkeypatch.setattr("time.sleep", ([] if waits is None else waits).append)
+    replace_sleep(monkeypatch, ([] if waits is None else waits).append)
     write_claim(directory)
     return os.environ.get("DRILLYARD_START", "")
+
+
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, by: Callable[[float], None]) -> None:
+    """Call `by` where the test's own thread would sleep. Those that earlier tests have left sleep
+    on."""
+    own = threading.current_thread()
+    monkeypatch.setattr(
+        "time.sleep", lambda pause: (by if threading.current_thread() is own else REAL_SLEEP)(pause)
+    )
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, directory: Path, start_id: str) -> list[int]:
     """The exit codes with which the check of a start ends its process."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    replace_sleep(monkeypatch, lambda _: None)
     monkeypatch.setenv("DRILLYARD_START", start_id)
     end_without_claim(directory)()
     return codes
