@@ -21,6 +21,7 @@ help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration; half an hour on two fast cores, an hour on slow ones"
+	@echo "make unit         one group of them; so are make lint, make security, make distributed and make integration (as root)"
 	@echo "make quick        lint and the quick unit tests: under three minutes, without root"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict, hadolint, shellcheck"
 	@echo "make format       ruff format and ruff check --fix"
@@ -63,7 +64,7 @@ SHELLCHECK := $(BIN)/shellcheck --severity=warning --exclude=SC1007,SC2034,SC215
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --cache-dir "$${XDG_CACHE_HOME:-$$HOME/.cache}/drillyard/mypy"
+	@$(BIN)/mypy
 	@$(BIN)/hadolint docker/Dockerfile $(wildcard recipes/*/Dockerfile)
 	@$(SHELLCHECK) .ci/run .ci/setup $(wildcard .ci/tools/*)
 	@$(SHELLCHECK) --shell=sh $(wildcard charts/*/files/*.sh)

@@ -86,7 +86,9 @@ class SetupEntry(DocumentPart):
         "holds_frozen_whole",
         "Every rank holds what is frozen beside adapters whole: no step gathers it.",
     )
-    gathers_fp8: bool = Field(description="Ranks exchange weights of products in fp8 in fp8.")
+    gathers_fp8: bool = Field(
+        description="Ranks exchange in fp8 the weights that products read in fp8."
+    )
     attention: str = read_from("kernel")
     compiled: bool
     loss_chunk_tokens: int
