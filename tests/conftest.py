@@ -7,6 +7,7 @@ inherited by the processes that tests start.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -135,8 +136,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     assert all(path.is_file() for path in place)
     items.sort(key=lambda item: place.get(item.path, len(place)))
     for item in items:
-        group = item.path.relative_to(Path(__file__).parent).parts[0]
+        group = _group(item.path)
         if group in TIMEOUT_SECONDS:
             item.add_marker(group)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS[group]))
+
+
+@functools.cache
+def _group(file: Path) -> str:
+    """unit, security, distributed or integration."""
+    return file.relative_to(Path(__file__).parent).parts[0]

@@ -10,6 +10,7 @@ that ends with the rank.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -26,10 +27,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# What ranks import sooner or later.
 _IMPORTED_ONCE = [
     "torch",
     "torch.distributed.fsdp",
+    "transformers.generation.utils",
     "transformers.models.auto",
+    "transformers.models.encoder_decoder",
+    "drillyard.models.adapters",
     "drillyard.training.run",
     __name__,
 ]
@@ -49,6 +54,7 @@ def _rank_main(
     environment: dict[str, str],
     args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()
     # The server has the environment of the first call.
     os.environ.clear()
     os.environ.update(environment)

@@ -36,6 +36,7 @@ _COMPUTING = [
     "drillyard.cli.train",
     "drillyard.cli.generate",
     "drillyard.cli.saved_model",
+    "drillyard.models.adapters",
     "drillyard.measurement.read_logs",
     "drillyard.supervise.supervisor",
     "drillyard.training.run",
