@@ -160,7 +160,7 @@ def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
         if on_gpu:
             torch.cuda.synchronize(trainer.ranks.device)
     if trace is not None:
-        profiler.export_chrome_trace(str(trace))
+        write_trace(profiler, trace)
     if not on_gpu:
         return None
     kernels = [
@@ -169,6 +169,14 @@ def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
         if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     return idle_microseconds(kernels) / 1e6
+
+
+def write_trace(profiler: profile, path: Path) -> None:
+    """Write what was profiled. Where that fails, on a full disk say, `path` is not there: torch
+    only logs it, and leaves a part beside it."""
+    profiler.export_chrome_trace(str(path))
+    if not path.exists():
+        Path(f"{path}.tmp").unlink(missing_ok=True)
 
 
 def idle_microseconds(kernels: list[tuple[float, float]]) -> float:
@@ -197,6 +205,8 @@ def _document(
     seconds = statistics.median(measured.seconds)
     tokens = setup.tokens_per_step_per_gpu
     work = part_work(setup)
+    trace = None if request.trace is None else str(request.trace)
+    is_lost = request.trace is not None and ranks.rank == 0 and not request.trace.exists()
     content: dict[str, Any] = {
         "version": VERSION,
         "name": request.config.name,
@@ -231,10 +241,11 @@ def _document(
         ],
         "idle_seconds": measured.idle_seconds,
         "settings": model.resolved.settings(),
-        "trace": None if request.trace is None else str(request.trace),
+        "trace": None if is_lost else trace,
         "notes": [
             *([] if on_gpu else [ON_A_CPU]),
             *model.notes,
+            *([f"--trace: {trace} could not be written"] if is_lost else []),
         ],
     }
     return BenchDocument.model_validate(content)
