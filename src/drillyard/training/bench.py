@@ -87,12 +87,9 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     """
     total = request.warmup + request.steps + 1
     total_steps = _schedule_steps(request.config.training, total)
-    length = {"steps": total_steps, "epochs": None}
-    config = request.config.model_copy(
-        update={"training": request.config.training.model_copy(update=length)}
-    )
-    set_determinism(config)
-    ranks = start_ranks(config.training, config.parallelism)
+    set_determinism(request.config)
+    ranks = start_ranks(request.config.training, request.config.parallelism)
+    config = with_length(request.config, total_steps, ranks.num_data_ranks)
     require_valid(config, ranks.world_size)
     require_trainable(config, ranks.device, needs_weights=True)
     size, copied_mib = SIZES[ranks.device.type]
@@ -115,6 +112,19 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
         document = _document(request, data, trainer, model, rates, measured)
     stop_ranks()
     return document
+
+
+def with_length(config: RunConfig, total_steps: int, num_data_ranks: int) -> RunConfig:
+    """The config for `total_steps`. Megatron-LM's order, which is made for a number of samples, is
+    made for as many."""
+    length = {"steps": total_steps, "epochs": None}
+    data, megatron = config.data, config.data.megatron
+    if megatron is not None and megatron.samples is not None:
+        needed = total_steps * resolve_global_batch(config, num_data_ranks)
+        enough = {"samples": max(megatron.samples, needed)}
+        data = data.model_copy(update={"megatron": megatron.model_copy(update=enough)})
+    training = config.training.model_copy(update=length)
+    return config.model_copy(update={"training": training, "data": data})
 
 
 def _schedule_steps(training: TrainingConfig, measured: int) -> int:

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.unit.estimation.requests import SMALL
+from tests.unit.estimation.requests import SMALL, run_config
 
 from drillyard.cli import bench as cli
 from drillyard.config.run import TrainingConfig
-from drillyard.config.run_checks import schedule_problems
+from drillyard.config.run_checks import check_run, schedule_problems
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import PARTS, part_work
@@ -74,6 +74,18 @@ def test_the_parts_have_all_work_of_a_step(accumulation: int) -> None:
     assert parts["forward"].seconds(1e12, 1e9) == pytest.approx(
         parts["forward"].flops / 1e12 + parts["forward"].moved_bytes / 1e9
     )
+
+
+@pytest.mark.parametrize("samples", [40, 4000])
+def test_megatrons_order_reaches_as_far_as_the_measured_steps(samples: int) -> None:
+    given = run_config(
+        data={"megatron": {"samples": samples}},
+        training={"steps": 10, "micro_batch_size": 2, "global_batch_size": 4},
+    )
+    config = bench.with_length(given, 28, 1)
+    assert not list(check_run(config, num_ranks=1))
+    megatron = config.data.megatron
+    assert megatron is not None and megatron.samples == max(samples, 28 * 4)
 
 
 class FullDisk:
