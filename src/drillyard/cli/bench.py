@@ -22,6 +22,7 @@ from drillyard.cli.process_exit import (
 )
 from drillyard.cli.torch_import import import_without_collection
 from drillyard.errors import UserError
+from drillyard.safe_files import describe_os_error
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
@@ -69,7 +70,7 @@ def bench(
     if trace is not None:
         trace = trace.expanduser().absolute()
         if not is_rank() or os.environ["RANK"] == "0":
-            _require_new_file(trace)
+            require_new_file(trace)
     with config_to_read(config, overrides, trust_config=trust_config, everything=True) as run:
         if is_rank():
             _be_a_rank(run, steps, warmup, trace, as_json=as_json)
@@ -82,12 +83,20 @@ def bench(
         _print_document(_supervised(command, run, nproc_per_node), as_json=as_json)
 
 
-def _require_new_file(trace: Path) -> None:
+def require_new_file(trace: Path) -> None:
+    """Raise UserError where `trace` exists or cannot be made."""
     if trace.exists():
         raise UserError(f"--trace: {trace} exists; name another file, or remove it")
     if not trace.parent.is_dir():
         directory = shlex.quote(str(trace.parent))
         raise UserError(f"--trace: the directory does not exist; make it: mkdir -p {directory}")
+    try:
+        trace.touch(exist_ok=False)
+        trace.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--trace: {trace}: cannot be written: {describe_os_error(error)}; name another file"
+        ) from None
 
 
 def _supervised(command: list[str], run: RunConfig, nproc_per_node: int | None) -> BenchDocument:

@@ -491,6 +491,9 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
 
 
 def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
+    training = config.training
+    if training.micro_batch_size == "auto" and training.gradient_accumulation is not None:
+        return  # refused by `_length`, with other advice
     try:
         size = resolve_global_batch(config, data_ranks)
     except UserError as error:

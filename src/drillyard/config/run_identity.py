@@ -155,7 +155,8 @@ def _text(value: Any) -> str:
 
 
 def _fixed_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that must stay, flat: dotted key -> value, sources in their full form."""
+    """The settings that must stay, flat: dotted key -> value, sources in their full form, and the
+    default in place of null."""
     values = config.model_dump(mode="json")
     for section, source in (
         ("data", config.data.source),
@@ -166,6 +167,14 @@ def _fixed_settings(config: RunConfig) -> dict[str, Any]:
             part["source"] = dict(
                 enumerate(each.model_dump(mode="json") for each in normalized_sources(source))
             )
+    is_text = config.data.format == "text"
+    defaults = {
+        ("data", "loss_on"): "all" if is_text else "completion",
+        ("data", "too_long"): "split" if is_text else "drop",
+        ("training", "fp8_scaling"): "tensorwise",
+    }
+    for (name, key), default in defaults.items():
+        values[name][key] = values[name][key] or default
     return dict(_leaves(values, skip=MAY_CHANGE | RECORDED))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config.kernel_rules import NF4_BLOCK
+from drillyard.config.kernel_rules import FP8_MULTIPLE, NF4_BLOCK
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
 from drillyard.config.run import RunConfig
@@ -27,7 +27,7 @@ from drillyard.estimation.quantity import Quantity, quantity
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.run_time import MissingInput, RunTime, planned_steps, run_time
-from drillyard.estimation.setup import Setup
+from drillyard.estimation.setup import Setup, can_be_fp8
 from drillyard.estimation.step_time import StepTime, step_time
 from drillyard.formatting import rounded_duration
 from drillyard.hardware import Quota, quota_needed
@@ -145,6 +145,7 @@ def _check(request: EstimateRequest) -> list[Problem]:
         contradictions.append(Problem(("training", "device"), message))
     contradictions += _unknown_adapter_targets(request)
     contradictions += _layers_that_nf4_cannot_hold(request)
+    contradictions += _no_layer_for_fp8(request)
     raise_all(contradictions, config._origin.places)
     return list(
         dict.fromkeys(
@@ -178,6 +179,18 @@ def _layers_that_nf4_cannot_hold(request: EstimateRequest) -> Iterator[Problem]:
             " it out"
         )
         yield Problem(path, message)
+
+
+def _no_layer_for_fp8(request: EstimateRequest) -> Iterator[Problem]:
+    spec = request.model.spec
+    if request.config.training.precision != "fp8" or not spec.blocks:
+        return
+    if not any(can_be_fp8(spec, tensor) for block in spec.blocks for tensor in block.tensors):
+        message = (
+            "no layer of this model can compute in fp8: it takes an nn.Linear whose sizes are"
+            f" multiples of {FP8_MULTIPLE}; write bf16"
+        )
+        yield Problem(("training", "precision"), message)
 
 
 def _given_config(request: EstimateRequest) -> Iterator[Problem]:

@@ -44,6 +44,11 @@ def installed_torch() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def can_be_fp8(spec: ModelSpec, tensor: TensorSpec) -> bool:
+    """Whether `precision: fp8` does the products of a block's weight in fp8 (models/fp8.py)."""
+    return tensor.linear and spec.model_type != "gpt2" and fp8_fits(*tensor.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class LoraSetup:
     """LoRA: adapters of `rank` on the layers that `targets` name; all else is frozen. `magnitudes`:
@@ -141,10 +146,8 @@ class Setup:
         return self.quantized and tensor.linear and tensor.role != "head"
 
     def is_fp8(self, tensor: TensorSpec) -> bool:
-        """Whether the products of a block's weight are done in fp8 (models/fp8.py)."""
-        return self.precision == "fp8" and (
-            tensor.linear and self.spec.model_type != "gpt2" and fp8_fits(*tensor.shape)
-        )
+        """Whether the products of a block's weight are done in fp8."""
+        return self.precision == "fp8" and can_be_fp8(self.spec, tensor)
 
     def rests_in_fp8(self, tensor: TensorSpec) -> bool:
         """Whether a frozen weight is cast to fp8 once and for all."""

@@ -87,12 +87,9 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
     """
     total = request.warmup + request.steps + 1
     total_steps = _schedule_steps(request.config.training, total)
-    length = {"steps": total_steps, "epochs": None}
-    config = request.config.model_copy(
-        update={"training": request.config.training.model_copy(update=length)}
-    )
-    set_determinism(config)
-    ranks = start_ranks(config.training, config.parallelism)
+    set_determinism(request.config)
+    ranks = start_ranks(request.config.training, request.config.parallelism)
+    config = with_length(request.config, total_steps, ranks.num_data_ranks)
     require_valid(config, ranks.world_size)
     require_trainable(config, ranks.device, needs_weights=True)
     size, copied_mib = SIZES[ranks.device.type]
@@ -115,6 +112,19 @@ def bench_on_ranks(request: BenchRequest) -> BenchDocument:
         document = _document(request, data, trainer, model, rates, measured)
     stop_ranks()
     return document
+
+
+def with_length(config: RunConfig, total_steps: int, num_data_ranks: int) -> RunConfig:
+    """The config for `total_steps`. Megatron-LM's order, which is made for a number of samples, is
+    made for as many."""
+    length = {"steps": total_steps, "epochs": None}
+    data, megatron = config.data, config.data.megatron
+    if megatron is not None and megatron.samples is not None:
+        needed = total_steps * resolve_global_batch(config, num_data_ranks)
+        enough = {"samples": max(megatron.samples, needed)}
+        data = data.model_copy(update={"megatron": megatron.model_copy(update=enough)})
+    training = config.training.model_copy(update=length)
+    return config.model_copy(update={"training": training, "data": data})
 
 
 def _schedule_steps(training: TrainingConfig, measured: int) -> int:
@@ -160,7 +170,7 @@ def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
         if on_gpu:
             torch.cuda.synchronize(trainer.ranks.device)
     if trace is not None:
-        profiler.export_chrome_trace(str(trace))
+        write_trace(profiler, trace)
     if not on_gpu:
         return None
     kernels = [
@@ -169,6 +179,14 @@ def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
         if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     return idle_microseconds(kernels) / 1e6
+
+
+def write_trace(profiler: profile, path: Path) -> None:
+    """Write what was profiled. Where that fails, on a full disk say, `path` is not there: torch
+    only logs it, and leaves a part beside it."""
+    profiler.export_chrome_trace(str(path))
+    if not path.exists():
+        Path(f"{path}.tmp").unlink(missing_ok=True)
 
 
 def idle_microseconds(kernels: list[tuple[float, float]]) -> float:
@@ -197,6 +215,8 @@ def _document(
     seconds = statistics.median(measured.seconds)
     tokens = setup.tokens_per_step_per_gpu
     work = part_work(setup)
+    trace = None if request.trace is None else str(request.trace)
+    is_lost = request.trace is not None and ranks.rank == 0 and not request.trace.exists()
     content: dict[str, Any] = {
         "version": VERSION,
         "name": request.config.name,
@@ -231,10 +251,11 @@ def _document(
         ],
         "idle_seconds": measured.idle_seconds,
         "settings": model.resolved.settings(),
-        "trace": None if request.trace is None else str(request.trace),
+        "trace": None if is_lost else trace,
         "notes": [
             *([] if on_gpu else [ON_A_CPU]),
             *model.notes,
+            *([f"--trace: {trace} could not be written"] if is_lost else []),
         ],
     }
     return BenchDocument.model_validate(content)

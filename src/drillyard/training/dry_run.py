@@ -17,7 +17,7 @@ import torch
 
 from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.config.model_files import require_weight_files
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
 from drillyard.data.prepared_data import PreparedData, prepare_sample
 from drillyard.errors import UserError
@@ -60,6 +60,7 @@ def dry_run(config: RunConfig, *, num_ranks: int, num_nodes: int = 1) -> Iterato
     with prepare_sample(config, SAMPLED_SEQUENCES) as data:
         yield from _data_lines(config, data)
         tokens = _tokens_of_all(data)
+        config = _with_vocabulary(config, len(data.tokenizer))
     memory_gib = memory_of_device(device, max(1, num_ranks // num_nodes)) / GIB
     resolved = resolved_step(config, device, memory_gib, num_ranks, num_nodes)
     yield _model_line(config, resolved.setup)
@@ -117,6 +118,16 @@ def _tokens_of_all(data: PreparedData) -> float | None:
         return None
     # Sequences, filled as they are here: that is what an epoch counts.
     return sum(len(source) * source.sequence_length / (share or 1.0) for source, share in found)
+
+
+def _with_vocabulary(config: RunConfig, entries: int) -> RunConfig:
+    """The config with the entries of the tokenizer that was read as the vocabulary of an inline
+    model that names none, as in a start."""
+    content, tokenizer = config.model.config, config.data.tokenizer
+    if content is None or "vocab_size" in content or isinstance(tokenizer, TrainTokenizer):
+        return config
+    model = config.model.model_copy(update={"config": {**content, "vocab_size": entries}})
+    return config.model_copy(update={"model": model})
 
 
 def resolved_step(

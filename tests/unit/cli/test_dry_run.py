@@ -80,6 +80,23 @@ def test_ten_lines_and_nothing_written(place: Path, capsys: pytest.CaptureFixtur
     assert "which is too little" not in found["Disk"]
 
 
+def test_a_model_that_names_no_vocabulary_has_that_of_its_tokenizer(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"data__format": "text", "data__columns": {"text": "prompt"}}
+    write_config(**text)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "build", "run.yaml", "--to", "megatron", "--output", "built"])
+    assert not ended.value.code
+    models = []
+    for tokenizer in ({"train": "bpe", "vocab_size": 300}, "built/tokenizer"):
+        write_config(**text, data__tokenizer=tokenizer)
+        code, lines, errors = dry_run(capsys)
+        assert code == 0, errors
+        models.append(next(line for line in lines if line.startswith("Model:")))
+    assert models[0] == models[1]
+
+
 def test_epochs_are_counted_by_the_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_config(training__steps=None, training__epochs=2)
     code, lines, errors = dry_run(capsys)

@@ -224,6 +224,16 @@ def test_what_only_looks_odd_is_let_through(overrides: list[str], load: Load) ->
             "training.gradient_accumulation",
             "= 4, but global_batch_size is 8",
         ),
+        (
+            [
+                "training.micro_batch_size=auto",
+                "training.global_batch_size=8",
+                "training.gradient_accumulation=2",
+            ],
+            2,
+            "training.micro_batch_size",
+            "no gradient_accumulation",
+        ),
     ],
 )
 def test_what_does_not_fit_the_ranks_is_found(

@@ -25,6 +25,8 @@ from .conftest import RUN, Load
         ("data.source=org/rows", 'data.source.0.path: "builtin:text-to-sql" -> "org/rows"'),
         ("data.held_out.fraction=0.5", "data.held_out.fraction: 0.0 -> 0.5"),
         ("data.tokenizer.vocab_size=512", "data.tokenizer.vocab_size: 1024 -> 512"),
+        ("data.loss_on=all", 'data.loss_on: "completion" -> "all"'),
+        ("training.fp8_scaling=rowwise", 'training.fp8_scaling: "tensorwise" -> "rowwise"'),
     ],
 )
 def test_what_changes_the_training_is_a_difference(override: str, message: str, load: Load) -> None:
@@ -41,6 +43,9 @@ def test_what_changes_the_training_is_a_difference(override: str, message: str, 
         "data.cache_directory=/tmp/x",
         "data.source={path: builtin:text-to-sql, weight: 1}",
         "data.source=[builtin:text-to-sql]",
+        "data.loss_on=completion",
+        "data.too_long=drop",
+        "training.fp8_scaling=tensorwise",
         "training.micro_batch_size=8",
         "training.gradient_accumulation=4",
         "training.global_batch_size=32",

@@ -287,6 +287,31 @@ def test_layers_that_nf4_cannot_hold_are_refused_as_the_trainer_does(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
+        {
+            **PUBLISHED,
+            "hidden_size": 1032,
+            "intermediate_size": 4104,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 12,
+        },
+    ],
+)
+def test_fp8_without_a_layer_that_can_compute_in_it_is_refused_as_the_trainer_does(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    config = pretrained(tmp_path, content)
+    fp8 = config.model_copy(
+        update={"training": config.training.model_copy(update={"precision": "fp8"})}
+    )
+    with pytest.raises(UserError, match=r"training\.precision: .*multiples of 16"):
+        estimate_run(request_of(fp8))
+    assert estimate_run(request_of(config)).step_time is not None
+
+
+@pytest.mark.parametrize(
     ("training", "machine", "nodes"),
     [
         ({"micro_batch_size": 1, "activation_checkpointing": "full"}, "a3-megagpu-8g", 1),

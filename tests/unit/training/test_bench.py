@@ -4,14 +4,17 @@ each part."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
-from tests.unit.estimation.requests import SMALL
+from tests.unit.estimation.requests import SMALL, run_config
 
+from drillyard.cli import bench as cli
 from drillyard.config.run import TrainingConfig
-from drillyard.config.run_checks import schedule_problems
+from drillyard.config.run_checks import check_run, schedule_problems
+from drillyard.errors import UserError
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_roofline import PARTS, part_work
 from drillyard.estimation.step_work import count_work, optimizer_bytes
@@ -71,6 +74,38 @@ def test_the_parts_have_all_work_of_a_step(accumulation: int) -> None:
     assert parts["forward"].seconds(1e12, 1e9) == pytest.approx(
         parts["forward"].flops / 1e12 + parts["forward"].moved_bytes / 1e9
     )
+
+
+@pytest.mark.parametrize("samples", [40, 4000])
+def test_megatrons_order_reaches_as_far_as_the_measured_steps(samples: int) -> None:
+    given = run_config(
+        data={"megatron": {"samples": samples}},
+        training={"steps": 10, "micro_batch_size": 2, "global_batch_size": 4},
+    )
+    config = bench.with_length(given, 28, 1)
+    assert not list(check_run(config, num_ranks=1))
+    megatron = config.data.megatron
+    assert megatron is not None and megatron.samples == max(samples, 28 * 4)
+
+
+class FullDisk:
+    """A profiler that cannot write more than a part, as torch's on a full disk."""
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(f"{path}.tmp").write_text("{")
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    bench.write_trace(cast("Any", FullDisk()), tmp_path / "step.json")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_trace_is_refused_before_measuring_where_no_file_can_be_made(tmp_path: Path) -> None:
+    for refused in (Path("/proc/step.json"), tmp_path / "none" / "step.json", tmp_path):
+        with pytest.raises(UserError, match="--trace: "):
+            cli.require_new_file(refused)
+    cli.require_new_file(tmp_path / "step.json")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("steps", [None, 3, 800])
