@@ -40,6 +40,12 @@ leaves them at most. A Llama's block gets there (0.66) by computing norms and ga
 that does not suffice, torch computes attention over packed documents again, which is expensive."""
 FP8_MULTIPLE: Final = 16
 """Sizes of the operands of an fp8 product are multiples of it (torch._scaled_mm)."""
+Fp8Scaling = Literal["tensorwise", "rowwise"]
+FP8_CAPABILITY: Final[dict[Fp8Scaling, tuple[int, int]]] = {
+    "tensorwise": (8, 9),
+    "rowwise": (9, 0),
+}
+"""Least compute capability (PyTorch: aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 
 
 def resolve_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
@@ -61,6 +67,22 @@ def resolve_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> i
 def fp8_fits(inputs: int, outputs: int) -> bool:
     """Whether the products of a linear layer, forward and backward, can be done in fp8."""
     return inputs % FP8_MULTIPLE == 0 and outputs % FP8_MULTIPLE == 0
+
+
+def fp8_refusal(gpu: str, capability: tuple[int, int], scaling: Fp8Scaling) -> str | None:
+    """Why a GPU of this compute capability cannot train in fp8, and what to set; None if it can."""
+    least = FP8_CAPABILITY[scaling]
+    if capability >= least:
+        return None
+    other = (
+        ", or training.fp8_scaling: tensorwise"
+        if scaling == "rowwise" and capability >= FP8_CAPABILITY["tensorwise"]
+        else ""
+    )
+    return (
+        f"fp8 products, {scaling}, need a GPU of compute capability {least[0]}.{least[1]}; {gpu}"
+        f" has {capability[0]}.{capability[1]}\nset training.precision: bf16{other}"
+    )
 
 
 def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float) -> bool:

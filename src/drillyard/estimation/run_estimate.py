@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config.kernel_rules import FP8_MULTIPLE, NF4_BLOCK
+from drillyard.config.kernel_rules import FP8_MULTIPLE, NF4_BLOCK, fp8_refusal
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
 from drillyard.config.run import RunConfig
@@ -149,7 +149,11 @@ def _check(request: EstimateRequest) -> list[Problem]:
     raise_all(contradictions, config._origin.places)
     return list(
         dict.fromkeys(
-            [*(one for one in problems if one not in contradictions), *_given_config(request)]
+            [
+                *(one for one in problems if one not in contradictions),
+                *_gpu_without_fp8(request),
+                *_given_config(request),
+            ]
         )
     )
 
@@ -191,6 +195,17 @@ def _no_layer_for_fp8(request: EstimateRequest) -> Iterator[Problem]:
             f" multiples of {FP8_MULTIPLE}; write bf16"
         )
         yield Problem(("training", "precision"), message)
+
+
+def _gpu_without_fp8(request: EstimateRequest) -> Iterator[Problem]:
+    training, gpu = request.config.training, request.target.accelerator
+    if training.precision != "fp8" or gpu.compute_capability is None:
+        return
+    major, _, minor = gpu.compute_capability.partition(".")
+    capability = (int(major), int(minor))
+    refusal = fp8_refusal(gpu.title, capability, training.fp8_scaling or "tensorwise")
+    if refusal is not None:
+        yield Problem(("training", "precision"), refusal.replace("\n", "; "))
 
 
 def _given_config(request: EstimateRequest) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ class Accelerator(CatalogRow):
     `achievable_tflops` is the best published matmul rate. `memory_gb` is the size as sold,
     `memory_gib` the total that the driver reports. `gpu_link_gb_per_s` counts both directions, as
     vendors do, over all `gpu_links`; host link and host-device copies count one. Programs built
-    with a CUDA before `min_cuda` have no code for it.
+    with a CUDA before `min_cuda` have no code for it. `compute_capability`: NVIDIA's, such as 9.0.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Accelerator(CatalogRow):
     host_link_gb_per_s: PositiveFloat | None = None
     host_device_gb_per_s: PositiveFloat | None = None
     min_cuda: str | None = None
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d$")
 
     @property
     def source(self) -> str:

@@ -20,24 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drillyard.config.kernel_rules import FP8_MULTIPLE, fp8_fits
+from drillyard.config.kernel_rules import FP8_MULTIPLE, Fp8Scaling, fp8_fits, fp8_refusal
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.models.sharding import is_adapter_name, without_wrappers
 
-Scaling = Literal["tensorwise", "rowwise"]
-
-CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
-"""Least compute capability (PyTorch: aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
-
 
 def use_fp8_products(
-    model: PreTrainedModel, blocks: Iterable[nn.Module], scaling: Scaling, device: torch.device
+    model: PreTrainedModel, blocks: Iterable[nn.Module], scaling: Fp8Scaling, device: torch.device
 ) -> list[str]:
     """Let the linear layers of `blocks` multiply in fp8; in place. Returns the layers that are left
     in bf16, of all blocks once: `layers.*.mlp.gate`.
@@ -103,22 +98,14 @@ def keep_frozen_in_fp8(model: nn.Module) -> None:
             module.weight = nn.Parameter(weight, requires_grad=False)
 
 
-def require_fp8(device: torch.device, scaling: Scaling) -> None:
+def require_fp8(device: torch.device, scaling: Fp8Scaling) -> None:
     """Raise UserError for a GPU that has no such products."""
     if device.type != "cuda":
         return
-    found, least = torch.cuda.get_device_capability(device), CAPABILITY[scaling]
-    if found < least:
-        other = (
-            ""
-            if scaling == "tensorwise" or found < CAPABILITY["tensorwise"]
-            else (", or training.fp8_scaling: tensorwise")
-        )
-        raise UserError(
-            f"training.precision: fp8 products, {scaling}, need a GPU of compute capability"
-            f" {least[0]}.{least[1]}; {torch.cuda.get_device_name(device)} has"
-            f" {found[0]}.{found[1]}\nset training.precision: bf16{other}"
-        )
+    capability = torch.cuda.get_device_capability(device)
+    refusal = fp8_refusal(torch.cuda.get_device_name(device), capability, scaling)
+    if refusal is not None:
+        raise UserError(f"training.precision: {refusal}")
 
 
 def _multiplies(module: nn.Module) -> bool:

@@ -312,6 +312,31 @@ def test_fp8_without_a_layer_that_can_compute_in_it_is_refused_as_the_trainer_do
 
 
 @pytest.mark.parametrize(
+    ("gpu", "scaling", "refusals"),
+    [
+        ("a100-80gb", "tensorwise", ["training.precision: ... 8.9; ... A100 ... 8.0; ... bf16"]),
+        ("l4", "tensorwise", []),
+        (
+            "l4",
+            "rowwise",
+            ["training.precision: ... 9.0; ... L4 has 8.9; ... bf16, or ... tensorwise"],
+        ),
+        ("h100", "rowwise", []),
+        ("b300", "rowwise", []),
+        ("mi300x", "rowwise", []),
+    ],
+)
+def test_fp8_is_refused_for_a_gpu_that_has_no_such_products(
+    gpu: str, scaling: str, refusals: list[str]
+) -> None:
+    config = run_config(SMALL, training={"precision": "fp8", "fp8_scaling": scaling})
+    found = estimate_run(request_of(config, accelerator_target(gpu, 8, catalog())))
+    assert len(found.refusals) == len(refusals)
+    for refusal, said in zip(found.refusals, refusals, strict=True):
+        assert says(refusal, said)
+
+
+@pytest.mark.parametrize(
     ("training", "machine", "nodes"),
     [
         ({"micro_batch_size": 1, "activation_checkpointing": "full"}, "a3-megagpu-8g", 1),

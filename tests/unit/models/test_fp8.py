@@ -13,10 +13,11 @@ from tests.unit.models.tiny import CONFIGS, filled_model, meta_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from drillyard.config.kernel_rules import Fp8Scaling
 from drillyard.config.run_checks import check_run
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.models.architectures import blocks
-from drillyard.models.fp8 import Scaling, keep_frozen_in_fp8, use_fp8_products
+from drillyard.models.fp8 import keep_frozen_in_fp8, use_fp8_products
 from drillyard.models.sharding import plain_name
 from drillyard.modelspec import model_spec
 
@@ -102,7 +103,7 @@ def test_a_frozen_weight_scaled_by_rows_is_not_cast_again() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_products_and_their_gradients_are_near_those_of_fp64(scaling: Scaling) -> None:
+def test_products_and_their_gradients_are_near_those_of_fp64(scaling: Fp8Scaling) -> None:
     torch.manual_seed(0)
     model = filled_model("llama", dtype=torch.bfloat16)
     layer = blocks(model)[0].mlp.up_proj
