@@ -28,6 +28,7 @@ from .fence import Epochs
 from .job import read_job
 from .startup import UsageError, agents_here
 from .state_file import (
+    ACTIVE,
     failure_for,
     is_cancelled,
     read_file,
@@ -37,7 +38,6 @@ from .state_file import (
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ACTIVE = ("starting", "running", "restarting")
 
 
 def index_directory() -> Path:
@@ -125,7 +125,7 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
         )
     agent = _agent_of(directory, state, led_here)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
-    if state.get("state") in _ACTIVE:
+    if state.get("state") in ACTIVE:
         failed = (
             exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
         )
@@ -170,10 +170,10 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
     try:
         renewed_at = lease.stat().st_mtime
         lease_seconds = read_job(directory / "job.json").lease_seconds
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         # Removed, as a leader does last; or what was written a moment before the disk failed is not
         # there any more.
-        return _write_error(directory) if state["state"] in _ACTIVE else None
+        return _write_error(directory) if state["state"] in ACTIVE else None
     if agent != "gone" and 0 <= time.time() - renewed_at < lease_seconds / 2:
         return None
     now = _time_of(directory)
@@ -202,7 +202,7 @@ def _write_error(directory: Path) -> str | None:
 
 def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     """The state of a run whose leader cannot write it."""
-    if state["state"] not in _ACTIVE:
+    if state["state"] not in ACTIVE:
         how = f"{why}, so how the agent ended is not recorded there"
         return {**state, "reason": how, "failure": failure_for(how, state.get("failure"))}
     reason = (
@@ -260,7 +260,7 @@ def _seen_entry(path: Path) -> dict[str, Any]:
         return {"entry": entry, **look(entry)}
     except OSError as error:
         return {"entry": entry, **_unseen(f"{error.filename or about}: {error.strerror}")}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         return {"entry": entry, **_unseen(f"{about}: {error!r}")}
 
 

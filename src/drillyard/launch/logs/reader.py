@@ -23,6 +23,7 @@ from itertools import chain
 from typing import Final
 
 from drillyard.errors import ConfigError, NotFoundError, UserError
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.logs.line_selection import RankFilter, offsets_of_tail, offsets_since
 from drillyard.launch.logs.merge import KEY_BYTES, LogMerge, LogSource, all_stamped, key_of
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
@@ -180,8 +181,14 @@ class _Reader:
             raise NotFoundError(
                 f"{path}: is not on {files.title}; without it the run's logs cannot be found"
             )
-        job = json.loads(piece.data)
-        self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
+        job = json_object(piece.data)
+        run_directory = job.get("run_directory")
+        self._nodes, self._per_node = (
+            each if isinstance(each := job.get(name), int) else 0
+            for name in ("nodes", "processes_per_node")
+        )
+        if self._nodes < 1 or self._per_node < 1 or not isinstance(run_directory, str):
+            raise UserError(f"{path}: is damaged; without it the run's logs cannot be found")
         ranks = self._nodes * self._per_node
         rank, node = wanted.rank, wanted.node
         if node is not None and not 0 <= node < self._nodes:
@@ -195,9 +202,7 @@ class _Reader:
         self._node = node if rank is None else rank // self._per_node
         """The one that is read; None: all."""
         self._rank_log = (
-            None
-            if rank is None
-            else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")
+            None if rank is None else posixpath.join(run_directory, "logs", f"rank-{rank}.log")
         )
         begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
         since = begins if wanted.since is None else wanted.since

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.agent.state_file import json_object
+from drillyard.launch.agent.state_file import is_state, json_object
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
@@ -115,7 +115,7 @@ class Slurm:
                 "launch_directory": launch,
                 "run_directory": posixpath.dirname(launch),
             }
-            (state,) = self.records([posixpath.join(launch, "state.json")])
+            (state,) = self.states([posixpath.join(launch, "state.json")])
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
 
@@ -132,7 +132,7 @@ class Slurm:
         once."""
         failed = [each for each in runs if each.status.state is State.failed]
         launches = [each.launch_directory for each in failed]
-        found = self.records(
+        found = self.states(
             [posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches]
         )
         ends, states = found[: len(failed)], found[len(failed) :]
@@ -176,6 +176,10 @@ class Slurm:
                 else [found for path in paths for found in self.records([path])]
             )
         return [json_object(piece.data) if piece is not None else {} for piece in pieces]
+
+    def states(self, paths: Sequence[str]) -> list[dict[str, Any]]:
+        """The same of files that each are a state.json or ended.json; empty for another content."""
+        return [found if is_state(found) else {} for found in self.records(paths)]
 
     def run_agent(self, words: Sequence[str]) -> Result:
         """Run a verb of the agent on the head host, from the source that is sent along."""

@@ -241,7 +241,7 @@ def _forgotten(run: SlurmRun) -> tuple[State, str | None]:
     if is_over(own):
         return State(own["state"]), own.get("reason")
     if end:
-        return State(end["state"]), None if end["state"] == "succeeded" else end["reason"]
+        return State(end["state"]), None if end["state"] == "succeeded" else end.get("reason")
     if not own:
         return (
             State.failed,
@@ -263,7 +263,7 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
     if said:
         return str(_with_time_limit(run, said))
     if end:
-        return str(end["reason"])
+        return str(end.get("reason"))
     if job.note:
         return job.note
     if job.exit_code:

@@ -442,3 +442,11 @@ def test_a_last_line_that_was_cut_off_has_its_place_in_time(tmp_path: Path) -> N
     place.node(1, *(stamped(10 + i * 0.001, f"line {i}") for i in range(60_000)))
     lines = place.logs().splitlines()
     assert len(lines) == 60_002 and b"cut off" in lines[1]
+
+
+@pytest.mark.parametrize("job", ["[]", "{", '{"nodes": "2", "processes_per_node": 2}'])
+def test_a_damaged_job_is_named(tmp_path: Path, job: str) -> None:
+    place = Place(tmp_path / "run")
+    (place.launch_directory / "job.json").write_text(job)
+    with pytest.raises(UserError, match=r"job\.json: is damaged"):
+        place.logs()

@@ -169,3 +169,18 @@ def test_a_disk_that_fails_under_a_run_does_not_hide_what_slurm_knows(
     monkeypatch.setattr(file_server, "read", failing)
     (status,) = cluster.look()
     assert (status.state, status.reason) == (State.failed, "exit code 3")
+
+
+@pytest.mark.parametrize("jobs", [{}, {"1": "FAILED"}, {"1": "RUNNING"}])
+@pytest.mark.parametrize("change", [{"state": "dancing"}, {"since": "soon"}, {"at": "soon"}])
+def test_damaged_records_of_a_run_do_not_hide_it(
+    tmp_path: Path, jobs: dict[str, str], change: dict[str, Any]
+) -> None:
+    cluster = Cluster(tmp_path, jobs)
+    cluster.note("1")
+    cluster.write_state("1", "failed")
+    damaged = json.dumps({"submission": "1", "state": "failed", **change})
+    for name in ("state.json", "ended.json"):
+        (tmp_path / "launch" / name).write_text(damaged)
+    (status,) = cluster.look()
+    assert status.state is (State.starting if "RUNNING" in jobs.values() else State.failed)
