@@ -14,6 +14,7 @@ import glob
 import json
 import math
 import posixpath
+import re
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ _OLD_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 2.0
 """Between two checks whether the run is over."""
 _UNKNOWN_TIME_BYTES: Final = 256 << 10
+_NODE_LOG: Final = re.compile(r"/node-(\d{1,9})\.log$")
 _SUBMISSION_SECONDS: Final = 1.0
 """Schedulers report whole seconds, and a node's clock may be a little behind."""
 
@@ -226,7 +228,12 @@ class _Reader:
         ]
         if self._rank_log is not None:
             patterns.append(glob.escape(self._rank_log))
-        found = [(path, size) for path, size in self._files.find(patterns) if path not in known]
+        found = [
+            (path, size)
+            for path, size in self._files.find(patterns)
+            # A copy that somebody made, such as node-0.old.log, is no node's.
+            if path not in known and (path == self._rank_log or _NODE_LOG.search(path))
+        ]
         if own := [each for each in found if each[0] == self._rank_log]:
             # Until the rank's own log exists, its lines in its node's log are read.
             found = own
@@ -250,7 +257,9 @@ class _Reader:
         """A file to read, whose lines are merged with the others'."""
         rank = self.wanted.rank
         if rank is None:
-            node = int(posixpath.basename(path)[len("node-") : -len(".log")])
+            found = _NODE_LOG.search(path)
+            assert found is not None
+            node = int(found[1])
             prefix, keep = b"%*d: " % (len(str(self._nodes - 1)), node), None
         else:
             node, prefix = rank // self._per_node, b"[rank%d]: " % rank

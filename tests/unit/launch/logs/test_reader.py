@@ -450,3 +450,11 @@ def test_a_damaged_job_is_named(tmp_path: Path, job: str) -> None:
     (place.launch_directory / "job.json").write_text(job)
     with pytest.raises(UserError, match=r"job\.json: is damaged"):
         place.logs()
+
+
+def test_a_copy_of_a_log_is_no_nodes(tmp_path: Path) -> None:
+    place = Place(tmp_path / "run")
+    place.node(1, stamped(0, "one"))
+    copy = place.launch_directory / "node-1.old.log"
+    copy.write_bytes((place.launch_directory / "node-1.log").read_bytes())
+    assert place.logs().count(b"one") == 1
