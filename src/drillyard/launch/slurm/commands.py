@@ -11,13 +11,14 @@ matter.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drillyard.errors import UnreachableError, UserError
+from drillyard.errors import ConfigError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import is_state, json_object
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
@@ -92,10 +93,7 @@ class Slurm:
         listed = self._listed()
         jobs = sorted(self.jobs(), key=lambda each: each.number)
         by_id = {job.job_id: job for job in jobs}
-        prefix = f"slurm://{self._cluster}/"
-        # Tasks of arrays are found by the index.
-        named = [job for job in jobs if job.comment.startswith(prefix) and "_" not in job.job_id]
-        newest = {parse_handle(job.comment): job for job in named}
+        newest = {handle: job for job in jobs if (handle := self._handle_in(job)) is not None}
         runs = []
         for entry, state, problem in listed:
             if entry.get("platform") != "slurm" or not entry.get("job_id"):
@@ -109,7 +107,9 @@ class Slurm:
             runs.append(SlurmRun(handle, entry, job, state, problem=problem))
         for handle, job in newest.items():
             # Submitted by hand, and not in the index.
-            launch = posixpath.dirname(job.script)
+            launch, script = posixpath.split(job.script)
+            if script != SCRIPT:
+                continue
             entry = {
                 "run": handle.run,
                 "launch_directory": launch,
@@ -118,6 +118,17 @@ class Slurm:
             (state,) = self.states([posixpath.join(launch, "state.json")])
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
+
+    def _handle_in(self, job: SlurmJob) -> Handle | None:
+        """The run of this cluster that a job's comment names. Tasks of arrays are found by the
+        index."""
+        if "_" not in job.job_id:
+            # A job that is not ours may have any comment.
+            with contextlib.suppress(ConfigError):
+                handle = parse_handle(job.comment)
+                if (handle.platform, handle.cluster) == ("slurm", self._cluster):
+                    return handle
+        return None
 
     def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any], str | None]]:
         """The index: each entry, the state of its run, and why there is none (agent/index.py)."""
