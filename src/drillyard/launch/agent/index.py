@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NODE_LOST
-from drillyard.supervise.process_identity import node_name, process_of
+from drillyard.supervise.process_identity import Process, node_name, process_of
 
 from . import exit_report
 from .fence import Epochs
@@ -118,7 +118,9 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
     try:
         state = read_state(directory)
     except ValueError as error:
-        return _unseen(f"{directory / 'state.json'}: {error}")
+        # A run whose state cannot be read is not over while its agent lives.
+        agent = "alive" if any(each.alive for each in _leaders_here(directory)) else "none"
+        return {**_unseen(f"{directory / 'state.json'}: {error}"), "agent": agent}
     if not state:
         return _unseen(
             _write_error(directory) if directory.is_dir() else f"{directory} is not there"
@@ -224,16 +226,19 @@ def _agent_of(directory: Path, state: dict[str, Any], led_here: bool) -> str:
             if led_here and leader is not None and leader.host == node_name()
             else "elsewhere"
         )
-    # A leader that was killed will be respawned.
-    agents = [
+    processes = [leader, *_leaders_here(directory)]
+    return "alive" if any(process.alive for process in processes) else "gone"
+
+
+def _leaders_here(directory: Path) -> list[Process]:
+    """The agents of node 0 on this machine, and their respawners: a leader that was killed will be
+    respawned."""
+    pairs = [
         (agent, process_of(each["keeper"]))
         for each, agent in agents_here(directory)
         if each["node"] == 0
     ]
-    processes = [leader, *(process for pair in agents for process in pair)]
-    return (
-        "alive" if any(process is not None and process.alive for process in processes) else "gone"
-    )
+    return [process for pair in pairs for process in pair if process is not None]
 
 
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:

@@ -208,8 +208,9 @@ def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
     """The status of a run from an agent's `list`: {entry, state, agent, problem}."""
     entry, problem = seen.get("entry") or {}, seen.get("problem")
     submitted_at = entry.get("submitted_at")
+    unread = "running" if seen.get("agent") == "alive" else "failed"
     unreported = {
-        "state": "failed" if problem else "starting",
+        "state": unread if problem else "starting",
         "reason": problem or "no agent has reported yet",
     }
     own = seen.get("state") or {**unreported, "nodes": entry.get("nodes", 1), "since": submitted_at}

@@ -16,7 +16,9 @@ from drillyard.launch.agent import index, startup
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
 from drillyard.launch.agent.state_file import record_cancelled, replace_file
+from drillyard.launch.hosts.launcher import run_status
 from drillyard.launch.prepared_run import agent_files
+from drillyard.launch.run_status import Handle
 from drillyard.supervise.process_identity import process_of, this_process
 
 SHIPPED = {Path(file.path).name: file.content for file in agent_files()}
@@ -174,6 +176,17 @@ def test_a_run_without_state_has_none(tmp_path: Path) -> None:
     for damaged in ("{", "[]", '{"state": "dancing"}'):
         (tmp_path / "state.json").write_text(damaged)
         assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1
+
+
+def test_a_run_whose_state_is_damaged_goes_on_while_its_agent_lives(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    for process, state in ((this_process().as_json(), "running"), (GONE, "failed")):
+        announced = {"node": 0, "agent": GONE, "keeper": process}
+        (tmp_path / "agents" / "a.json").write_text(json.dumps(announced))
+        (tmp_path / "state.json").write_text("{")
+        found = {"entry": {}, **index.look({"launch_directory": str(tmp_path)})}
+        status = run_status(Handle("local", "here", "tiny"), found)
+        assert (status.state, "state.json" in str(status.reason)) == (state, True)
 
 
 def test_files_of_a_run_that_are_damaged_do_not_hide_it(tmp_path: Path) -> None:
