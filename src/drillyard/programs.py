@@ -311,14 +311,17 @@ def _login_error(argv: Sequence[str], code: int, printed: bytes) -> UserError:
 _noted: set[str] = set()
 """Hosts whose logins were noted, and what those printed: many hosts often have the same login."""
 _noted_lock = threading.Lock()
-_NEW_HOST_KEY = re.compile(rb"Warning: Permanently added [^\n]*\n")
-"""Of ssh itself, with StrictHostKeyChecking=accept-new."""
+_OF_SSH = re.compile(
+    rb"Warning: Permanently added [^\n]*\n|ControlSocket [^\n]* already exists, [^\n]*\n"
+)
+"""Lines of ssh itself: with StrictHostKeyChecking=accept-new, and where another command opens the
+shared connection at the same moment."""
 
 
 def _note_login(argv: Sequence[str], printed: bytes) -> None:
     """Tell the user once what a login printed before the command ran."""
     host = _host_in(argv)
-    text = shown_text(_NEW_HOST_KEY.sub(b"", printed).decode(errors="replace"))
+    text = shown_text(_OF_SSH.sub(b"", printed).decode(errors="replace"))
     with _noted_lock:
         if not text or not _noted.isdisjoint({host, text}):
             return

@@ -186,14 +186,15 @@ def _written(value: str) -> Iterable[str]:
     # repr escapes quotes differently if the text has both kinds.
     yield repr("'\"" + value)[4:-1]
     yield ascii("'\"" + value)[4:-1]
-    yield repr(value.encode(errors="surrogateescape"))[2:-1]
+    # A variable may have bytes that are not UTF-8.
+    data = value.encode(errors="surrogateescape")
+    yield repr(data)[2:-1]
     yield value.replace("'", "'\"'\"'")  # shlex.quote
     yield value.replace("'", r"'\''")  # sh -x
     yield html.escape(value)
-    for quoted in (quote(value, safe=""), quote(value), quote_plus(value)):
+    for quoted in (quote(data, safe=""), quote(data), quote_plus(data)):
         yield quoted
         yield _lower_escapes(quoted)
-    data = value.encode(errors="surrogateescape")
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
             # Without the letters that also encode bytes before or after the value: 6 bits per

@@ -187,6 +187,14 @@ def test_each_form_of_a_value_is_found(value: str, before: bytes, after: bytes) 
     assert "${env:T}" in redactor.text(base64.b64encode(before + value.encode() + after).decode())
 
 
+def test_a_value_may_have_bytes_that_are_not_utf_8() -> None:
+    from drillyard.redaction import Redactor
+
+    redactor = Redactor({"T": "hunter2-\udcff"})
+    for form in (b"hunter2-\xff", b"hunter2-%FF", b"hunter2-%ff"):
+        assert redactor.lines(b"a " + form) == b"a ${env:T}"
+
+
 @given(
     st.lists(st.integers(1, 7), min_size=1),
     st.lists(st.sampled_from(["", "x", "hunter2-", "\n"]), max_size=5),

@@ -72,11 +72,12 @@ def test_what_a_login_prints_and_reads_is_no_part_of_the_answer(
     assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
-def test_hosts_with_the_same_login_are_noted_once_and_what_ssh_says_of_a_new_host_never(
+def test_hosts_with_the_same_login_are_noted_once_and_what_ssh_itself_says_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warning = "Warning: Permanently added '%s' (ED25519) to the list of known hosts."
-    login = f'printf "{warning}\\r\\n" $RANDOM >&2; $GREETS;'
+    shared = "ControlSocket /h/.ssh/drillyard-1 already exists, disabling multiplexing"
+    login = f'printf "{warning}\\r\\n{shared}\\r\\n" $RANDOM >&2; $GREETS;'
     fake_ssh(tmp_path, monkeypatch, f'{login} for last; do :; done; eval "$last"')
     hosts = [Host(f"{tmp_path.name}-{number}") for number in range(8)]
 

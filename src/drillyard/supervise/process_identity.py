@@ -51,7 +51,7 @@ def process_of(content: object) -> Process | None:
             int(content["pid"]),
             int(content["started"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

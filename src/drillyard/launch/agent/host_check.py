@@ -107,7 +107,7 @@ def active_runs() -> list[dict[str, Any]]:
             jobs.add((words[words.index("--job") + 1], user))
     found = []
     for path, user in sorted(jobs):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             job = read_job(Path(path))
             found.append(
                 {

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NODE_LOST
-from drillyard.supervise.process_identity import node_name, process_of
+from drillyard.supervise.process_identity import Process, node_name, process_of
 
 from . import exit_report
 from .fence import Epochs
 from .job import read_job
 from .startup import UsageError, agents_here
 from .state_file import (
+    ACTIVE,
     failure_for,
     is_cancelled,
     read_file,
@@ -37,7 +38,6 @@ from .state_file import (
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ACTIVE = ("starting", "running", "restarting")
 
 
 def index_directory() -> Path:
@@ -118,14 +118,16 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
     try:
         state = read_state(directory)
     except ValueError as error:
-        return _unseen(f"{directory / 'state.json'}: {error}")
+        # A run whose state cannot be read is not over while its agent lives.
+        agent = "alive" if any(each.alive for each in _leaders_here(directory)) else "none"
+        return {**_unseen(f"{directory / 'state.json'}: {error}"), "agent": agent}
     if not state:
         return _unseen(
             _write_error(directory) if directory.is_dir() else f"{directory} is not there"
         )
     agent = _agent_of(directory, state, led_here)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
-    if state.get("state") in _ACTIVE:
+    if state.get("state") in ACTIVE:
         failed = (
             exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
         )
@@ -170,10 +172,10 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
     try:
         renewed_at = lease.stat().st_mtime
         lease_seconds = read_job(directory / "job.json").lease_seconds
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         # Removed, as a leader does last; or what was written a moment before the disk failed is not
         # there any more.
-        return _write_error(directory) if state["state"] in _ACTIVE else None
+        return _write_error(directory) if state["state"] in ACTIVE else None
     if agent != "gone" and 0 <= time.time() - renewed_at < lease_seconds / 2:
         return None
     now = _time_of(directory)
@@ -202,7 +204,7 @@ def _write_error(directory: Path) -> str | None:
 
 def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     """The state of a run whose leader cannot write it."""
-    if state["state"] not in _ACTIVE:
+    if state["state"] not in ACTIVE:
         how = f"{why}, so how the agent ended is not recorded there"
         return {**state, "reason": how, "failure": failure_for(how, state.get("failure"))}
     reason = (
@@ -224,16 +226,19 @@ def _agent_of(directory: Path, state: dict[str, Any], led_here: bool) -> str:
             if led_here and leader is not None and leader.host == node_name()
             else "elsewhere"
         )
-    # A leader that was killed will be respawned.
-    agents = [
+    processes = [leader, *_leaders_here(directory)]
+    return "alive" if any(process.alive for process in processes) else "gone"
+
+
+def _leaders_here(directory: Path) -> list[Process]:
+    """The agents of node 0 on this machine, and their respawners: a leader that was killed will be
+    respawned."""
+    pairs = [
         (agent, process_of(each["keeper"]))
         for each, agent in agents_here(directory)
         if each["node"] == 0
     ]
-    processes = [leader, *(process for pair in agents for process in pair)]
-    return (
-        "alive" if any(process is not None and process.alive for process in processes) else "gone"
-    )
+    return [process for pair in pairs for process in pair if process is not None]
 
 
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def _seen_entry(path: Path) -> dict[str, Any]:
         return {"entry": entry, **look(entry)}
     except OSError as error:
         return {"entry": entry, **_unseen(f"{error.filename or about}: {error.strerror}")}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         return {"entry": entry, **_unseen(f"{about}: {error!r}")}
 
 

@@ -80,11 +80,35 @@ class Job:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    **{"str": (str,), "str | None": (str, type(None)), "int": (int,), "float": (int, float)},
+    **{"bool": (bool,), "list[str]": (list,), "dict[str, str]": (dict,)},
+}
+"""By the annotations of a job's fields."""
+
+
 def read_job(path: Path) -> Job:
-    """Read a job from a file. Raises ValueError where it is of another format or not a job."""
-    content: dict[str, Any] = json.loads(read_file(path, 16 << 20))
+    """Read a job from a file. Raises OSError, and ValueError as `job_of`."""
+    return job_of(read_file(path, 16 << 20))
+
+
+def job_of(text: str | bytes) -> Job:
+    """The job that is `text`. Raises ValueError where it is of another format or not a job."""
+    try:
+        content: Any = json.loads(text)
+    except RecursionError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError("not a job")
     if (found := content.get("format")) != FORMAT:
         raise ValueError(f"written for another version of the agent (format {found}, not {FORMAT})")
     if unknown := sorted(content.keys() - {each.name for each in dataclasses.fields(Job)}):
         raise ValueError(f"unknown fields: {', '.join(unknown)}")
-    return Job(**content)
+    for each in dataclasses.fields(Job):
+        value = content.get(each.name)
+        if each.name in content and not isinstance(value, _TYPES[str(each.type)]):
+            raise ValueError(f"{each.name} cannot be {type(value).__name__}")
+    try:
+        return Job(**content)
+    except TypeError as error:
+        raise ValueError(str(error)) from None

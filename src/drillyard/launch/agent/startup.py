@@ -97,7 +97,7 @@ def load_job(path: str) -> Job:
     """Read the job in a file. Raises UsageError."""
     try:
         job = read_job(Path(path))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
     if job.nodes > 1 and job.port <= 0:
         raise UsageError(
@@ -156,7 +156,8 @@ def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
     """List the announcements of a run's agents on this machine, each with its `path`, and the
     agents, dead or alive."""
     paths = sorted((directory / "agents").glob("*.json"))
-    announced = [{**read_json_object(path), "path": str(path)} for path in paths]
+    fields = {"node": None, "submission": "", "keeper": None}
+    announced = [{**fields, **read_json_object(path), "path": str(path)} for path in paths]
     agents = ((each, process_of(each.get("agent"))) for each in announced)
     return [(each, agent) for each, agent in agents if agent is not None and agent.here]
 

@@ -31,6 +31,19 @@ from drillyard.supervise.restart_policy import RestartDecision
 
 OVER = ("succeeded", "failed", "cancelled")
 """States of a run that has ended."""
+ACTIVE = ("starting", "running", "restarting")
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("submission", "reason", "run_directory", "asked", "node"), (str,)),
+    **dict.fromkeys(("exclude", "last_failure"), (str,)),
+    **dict.fromkeys(("nodes", "round", "failures", "exit_code", "rank", "epoch", "code"), (int,)),
+    **dict.fromkeys(("unsaved_stops", "failed_starts", "repeats"), (int,)),
+    **dict.fromkeys(("since", "started_at", "ended_at", "at"), (int, float)),
+    **dict.fromkeys(("hosts", "lines"), (list,)),
+    **dict.fromkeys(("losses", "failure"), (dict,)),
+}
+"""Of the fields of a state, and of a failure in it, that somebody reads. Lists are of strings."""
+_MOST = 1e10
+"""No time or count is larger."""
 
 
 def failure_for(reason: str, known: dict[str, Any] | None) -> dict[str, Any]:
@@ -113,6 +126,34 @@ def read_json_object(path: Path) -> dict[str, Any]:
         return {}
 
 
+def is_state(content: object) -> bool:
+    """Whether JSON is a state, or an end as Slurm's job program writes it. Fields may be missing or
+    null, as other versions write others."""
+    if not isinstance(content, dict) or content.get("state") not in (*ACTIVE, *OVER):
+        return False
+    failure, losses = content.get("failure") or {}, content.get("losses") or {}
+    return (
+        _is_typed(content)
+        and _is_typed(failure)
+        and all(isinstance(times, int) for times in losses.values())
+    )
+
+
+def _is_typed(fields: dict[str, Any]) -> bool:
+    for name, types in _TYPES.items():
+        value = fields.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, types):
+            return False
+        # JSON of Python has NaN and Infinity, too; no comparison holds for NaN.
+        if isinstance(value, (int, float)) and not abs(value) < _MOST:
+            return False
+        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+            return False
+    return True
+
+
 def read_state(launch_directory: Path) -> dict[str, Any]:
     """Read state.json; empty where there is none yet. Raises ValueError for one that is no
     state."""
@@ -124,14 +165,15 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
         return {}
     except RecursionError:
         state = None
-    if not isinstance(state, dict):
+    if not is_state(state):
         raise ValueError("not a state")
-    return state
+    return dict(state)
 
 
 def last_state(launch_directory: Path) -> dict[str, Any]:
     """Read state.json to continue from: a damaged one (a host lost power) counts as none."""
-    return read_json_object(launch_directory / "state.json")
+    found = read_json_object(launch_directory / "state.json")
+    return found if is_state(found) else {}
 
 
 def exit_code_of(state: dict[str, Any], start: dict[str, str]) -> int | None:

@@ -122,7 +122,9 @@ def _other_launch(launch: Path, submission: str) -> str | None:
     """The other submission that is being launched in a launch directory, or whose agents run there
     on this host; None where there is none."""
     other = read_json_object(launch / "claim")
-    age = time.time() - float(other.get("at") or 0)
+    at = other.get("at")
+    # A damaged lock has expired.
+    age = time.time() - (at if isinstance(at, (int, float)) else 0)
     expired = has_expired(process_of(other.get("client")), age, SUBMIT_LOCK_SECONDS)
     if other.get("submission", submission) != submission and not expired:
         return f"{other['submission']}, {age:.0f} s ago; a lock ends after {SUBMIT_LOCK_SECONDS} s"

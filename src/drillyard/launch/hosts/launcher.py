@@ -7,7 +7,6 @@ node 0) has an index of its runs, so every machine that reaches the head host se
 
 from __future__ import annotations
 
-import json
 import posixpath
 import sys
 from collections.abc import Collection, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.job import Job, job_of
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.hosts.host_agents import HeadUnreachable, HostAgents
 from drillyard.launch.hosts.host_facts import HostAnswer
@@ -106,7 +105,13 @@ class HostsLauncher(Launcher[HostRun]):
         start_run(plan, secrets_json, self._agents, self.cluster)
 
     def resubmit(self, run: HostRun, secrets_json: PlanFile) -> None:
-        job = Job(**self._job_json(run))
+        try:
+            job = job_of(self._job_json(run))
+        except ValueError as error:
+            raise UserError(
+                f"{run.status.handle}: {run.launch_directory}/job.json: {error}; launch the run"
+                " config again"
+            ) from None
         if job.nodes != len(self._hosts):
             raise UserError(
                 f"{run.status.handle}: was launched on {job.nodes} hosts, and the cluster config"
@@ -151,18 +156,18 @@ class HostsLauncher(Launcher[HostRun]):
         """The grace period that job.json gives the run; the file may be missing, incomplete or of
         another version."""
         try:
-            return float(self._job_json(run)["stop_seconds"])
-        except (UserError, ValueError, KeyError, TypeError, RecursionError):
+            return job_of(self._job_json(run)).stop_seconds
+        except (UserError, ValueError):
             return Job.stop_seconds
 
-    def _job_json(self, run: HostRun) -> Any:
+    def _job_json(self, run: HostRun) -> bytes:
         text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
         if not text:
             raise UserError(
                 f"{run.status.handle}: {run.launch_directory} was deleted; launch the run config"
                 " again"
             )
-        return json.loads(text)
+        return text
 
     def stop_unlisted(self, run: str, given: NameGiven | None, error: NotListedError) -> UserError:
         """Where the head host cannot be reached: stop the run on the other hosts; returns the error
@@ -203,8 +208,9 @@ def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
     """The status of a run from an agent's `list`: {entry, state, agent, problem}."""
     entry, problem = seen.get("entry") or {}, seen.get("problem")
     submitted_at = entry.get("submitted_at")
+    unread = "running" if seen.get("agent") == "alive" else "failed"
     unreported = {
-        "state": "failed" if problem else "starting",
+        "state": unread if problem else "starting",
         "reason": problem or "no agent has reported yet",
     }
     own = seen.get("state") or {**unreported, "nodes": entry.get("nodes", 1), "since": submitted_at}

@@ -14,6 +14,7 @@ import glob
 import json
 import math
 import posixpath
+import re
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from itertools import chain
 from typing import Final
 
 from drillyard.errors import ConfigError, NotFoundError, UserError
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.logs.line_selection import RankFilter, offsets_of_tail, offsets_since
 from drillyard.launch.logs.merge import KEY_BYTES, LogMerge, LogSource, all_stamped, key_of
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
@@ -37,6 +39,7 @@ _OLD_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 2.0
 """Between two checks whether the run is over."""
 _UNKNOWN_TIME_BYTES: Final = 256 << 10
+_NODE_LOG: Final = re.compile(r"/node-(\d{1,9})\.log$")
 _SUBMISSION_SECONDS: Final = 1.0
 """Schedulers report whole seconds, and a node's clock may be a little behind."""
 
@@ -180,8 +183,14 @@ class _Reader:
             raise NotFoundError(
                 f"{path}: is not on {files.title}; without it the run's logs cannot be found"
             )
-        job = json.loads(piece.data)
-        self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
+        job = json_object(piece.data)
+        run_directory = job.get("run_directory")
+        self._nodes, self._per_node = (
+            each if isinstance(each := job.get(name), int) else 0
+            for name in ("nodes", "processes_per_node")
+        )
+        if self._nodes < 1 or self._per_node < 1 or not isinstance(run_directory, str):
+            raise UserError(f"{path}: is damaged; without it the run's logs cannot be found")
         ranks = self._nodes * self._per_node
         rank, node = wanted.rank, wanted.node
         if node is not None and not 0 <= node < self._nodes:
@@ -195,9 +204,7 @@ class _Reader:
         self._node = node if rank is None else rank // self._per_node
         """The one that is read; None: all."""
         self._rank_log = (
-            None
-            if rank is None
-            else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")
+            None if rank is None else posixpath.join(run_directory, "logs", f"rank-{rank}.log")
         )
         begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
         since = begins if wanted.since is None else wanted.since
@@ -221,7 +228,12 @@ class _Reader:
         ]
         if self._rank_log is not None:
             patterns.append(glob.escape(self._rank_log))
-        found = [(path, size) for path, size in self._files.find(patterns) if path not in known]
+        found = [
+            (path, size)
+            for path, size in self._files.find(patterns)
+            # A copy that somebody made, such as node-0.old.log, is no node's.
+            if path not in known and (path == self._rank_log or _NODE_LOG.search(path))
+        ]
         if own := [each for each in found if each[0] == self._rank_log]:
             # Until the rank's own log exists, its lines in its node's log are read.
             found = own
@@ -245,7 +257,9 @@ class _Reader:
         """A file to read, whose lines are merged with the others'."""
         rank = self.wanted.rank
         if rank is None:
-            node = int(posixpath.basename(path)[len("node-") : -len(".log")])
+            found = _NODE_LOG.search(path)
+            assert found is not None
+            node = int(found[1])
             prefix, keep = b"%*d: " % (len(str(self._nodes - 1)), node), None
         else:
             node, prefix = rank // self._per_node, b"[rank%d]: " % rank

@@ -11,14 +11,15 @@ matter.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.agent.state_file import json_object
+from drillyard.errors import ConfigError, UnreachableError, UserError
+from drillyard.launch.agent.state_file import is_state, json_object
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
@@ -92,10 +93,7 @@ class Slurm:
         listed = self._listed()
         jobs = sorted(self.jobs(), key=lambda each: each.number)
         by_id = {job.job_id: job for job in jobs}
-        prefix = f"slurm://{self._cluster}/"
-        # Tasks of arrays are found by the index.
-        named = [job for job in jobs if job.comment.startswith(prefix) and "_" not in job.job_id]
-        newest = {parse_handle(job.comment): job for job in named}
+        newest = {handle: job for job in jobs if (handle := self._handle_in(job)) is not None}
         runs = []
         for entry, state, problem in listed:
             if entry.get("platform") != "slurm" or not entry.get("job_id"):
@@ -109,15 +107,28 @@ class Slurm:
             runs.append(SlurmRun(handle, entry, job, state, problem=problem))
         for handle, job in newest.items():
             # Submitted by hand, and not in the index.
-            launch = posixpath.dirname(job.script)
+            launch, script = posixpath.split(job.script)
+            if script != SCRIPT:
+                continue
             entry = {
                 "run": handle.run,
                 "launch_directory": launch,
                 "run_directory": posixpath.dirname(launch),
             }
-            (state,) = self.records([posixpath.join(launch, "state.json")])
+            (state,) = self.states([posixpath.join(launch, "state.json")])
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
+
+    def _handle_in(self, job: SlurmJob) -> Handle | None:
+        """The run of this cluster that a job's comment names. Tasks of arrays are found by the
+        index."""
+        if "_" not in job.job_id:
+            # A job that is not ours may have any comment.
+            with contextlib.suppress(ConfigError):
+                handle = parse_handle(job.comment)
+                if (handle.platform, handle.cluster) == ("slurm", self._cluster):
+                    return handle
+        return None
 
     def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any], str | None]]:
         """The index: each entry, the state of its run, and why there is none (agent/index.py)."""
@@ -132,7 +143,7 @@ class Slurm:
         once."""
         failed = [each for each in runs if each.status.state is State.failed]
         launches = [each.launch_directory for each in failed]
-        found = self.records(
+        found = self.states(
             [posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches]
         )
         ends, states = found[: len(failed)], found[len(failed) :]
@@ -176,6 +187,10 @@ class Slurm:
                 else [found for path in paths for found in self.records([path])]
             )
         return [json_object(piece.data) if piece is not None else {} for piece in pieces]
+
+    def states(self, paths: Sequence[str]) -> list[dict[str, Any]]:
+        """The same of files that each are a state.json or ended.json; empty for another content."""
+        return [found if is_state(found) else {} for found in self.records(paths)]
 
     def run_agent(self, words: Sequence[str]) -> Result:
         """Run a verb of the agent on the head host, from the source that is sent along."""

@@ -325,7 +325,10 @@ class SlurmLauncher(Launcher[SlurmRun]):
         (job,) = self._slurm.records([posixpath.join(run.launch_directory, "job.json")])
         if not job or run.job is None or run.job.state != "RUNNING" or not run.own_state:
             return run
-        seconds = float(job.get("stop_seconds", 0.0))
+        try:
+            seconds = float(job.get("stop_seconds", 0.0))
+        except (ValueError, TypeError, OverflowError):
+            seconds = Job.stop_seconds
         self._slurm.signal_agents(run.job.job_id)
         with cancel_notice(run.handle, seconds):
             return self._wait_until_gone(run, seconds + AFTER_STOP_SECONDS)
@@ -355,7 +358,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
 
         def over() -> bool:
             nonlocal asked_at
-            (state,) = self._slurm.records([path])
+            (state,) = self._slurm.states([path])
             own = replace(run, state=state).own_state
             # Of a start that was stopped from outside, Slurm knows whether another one follows.
             if is_over(own) and not own.get("asked"):

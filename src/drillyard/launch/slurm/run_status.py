@@ -139,8 +139,7 @@ class SlurmRun:
             reason=reason,
             since=_since(self, state),
             submitted_at=_submitted_at(self),
-            started_at=own.get("started_at")
-            or (job.started_at if job and state is not State.queued else None),
+            started_at=own.get("started_at") or _started_at(job, state),
             ended_at=(
                 next((float(at) for at in ends if at is not None), None) if state.over else None
             ),
@@ -241,7 +240,7 @@ def _forgotten(run: SlurmRun) -> tuple[State, str | None]:
     if is_over(own):
         return State(own["state"]), own.get("reason")
     if end:
-        return State(end["state"]), None if end["state"] == "succeeded" else end["reason"]
+        return State(end["state"]), None if end["state"] == "succeeded" else end.get("reason")
     if not own:
         return (
             State.failed,
@@ -263,7 +262,7 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
     if said:
         return str(_with_time_limit(run, said))
     if end:
-        return str(end["reason"])
+        return str(end.get("reason"))
     if job.note:
         return job.note
     if job.exit_code:
@@ -312,6 +311,13 @@ def _since(run: SlurmRun, state: State) -> float | None:
     if job is None or state is State.queued:
         return _submitted_at(run)
     return job.ended_at if state.over else job.started_at
+
+
+def _started_at(job: SlurmJob | None, state: State) -> float | None:
+    """By Slurm, which has a start also of a job that waits, or was cancelled while it waited."""
+    if job is None or state is State.queued or not job.node_list:
+        return None
+    return job.started_at
 
 
 def _submitted_at(run: SlurmRun) -> float | None:

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.launch.agent.state_file import json_object
+from drillyard.launch.agent.state_file import is_state, json_object
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Call, Plan, new_secret
 from drillyard.launch.request import LaunchRequest
@@ -185,4 +185,6 @@ class VertexLauncher(Launcher[VertexRun]):
         own: dict[str, Any] = {}
         with suppress(UserError):
             own = json_object(self._files.text(f"{bare.run_directory}/launch/state.json") or "")
+        if not is_state(own):
+            own = {}
         return VertexRun(job, status_of(job, own, self.cluster.name))

@@ -16,7 +16,9 @@ from drillyard.launch.agent import index, startup
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
 from drillyard.launch.agent.state_file import record_cancelled, replace_file
+from drillyard.launch.hosts.launcher import run_status
 from drillyard.launch.prepared_run import agent_files
+from drillyard.launch.run_status import Handle
 from drillyard.supervise.process_identity import process_of, this_process
 
 SHIPPED = {Path(file.path).name: file.content for file in agent_files()}
@@ -67,6 +69,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"format": 9}, "another version"),
         ({"nod": 1}, "unknown fields: nod"),
         ({"port": 0}, "first of 16 ports"),
+        ({"nodes": "2"}, "nodes cannot be str"),
     ],
 )
 def test_a_job_that_cannot_be_followed_is_refused(
@@ -170,9 +173,33 @@ def test_a_run_without_state_has_none(tmp_path: Path) -> None:
             "cannot be written to: Read-only"
             in index.look({"launch_directory": str(tmp_path)})["problem"]
         )
-    for damaged in ("{", "[]"):
+    for damaged in ("{", "[]", '{"state": "dancing"}'):
         (tmp_path / "state.json").write_text(damaged)
         assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1
+
+
+def test_a_run_whose_state_is_damaged_goes_on_while_its_agent_lives(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    for process, state in ((this_process().as_json(), "running"), (GONE, "failed")):
+        announced = {"node": 0, "agent": GONE, "keeper": process}
+        (tmp_path / "agents" / "a.json").write_text(json.dumps(announced))
+        (tmp_path / "state.json").write_text("{")
+        found = {"entry": {}, **index.look({"launch_directory": str(tmp_path)})}
+        status = run_status(Handle("local", "here", "tiny"), found)
+        assert (status.state, "state.json" in str(status.reason)) == (state, True)
+
+
+def test_files_of_a_run_that_are_damaged_do_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("[]")
+    with pytest.raises(ValueError, match="not a job"):
+        read_job(tmp_path / "job.json")
+    (tmp_path / "epochs").mkdir()
+    (tmp_path / "epochs" / "0001.node-0.alive").touch()
+    (tmp_path / "agents").mkdir()
+    announced = {"agent": this_process().as_json() | {"pid": 1e999}}
+    (tmp_path / "agents" / "a.json").write_text(json.dumps(announced))
+    (tmp_path / "agents" / "b.json").write_text(json.dumps({"agent": GONE}))
+    assert seen(tmp_path, epoch=1)["agent"] == "gone"
 
 
 def test_an_entry_stays_whole_when_its_run_cannot_be_looked_at(

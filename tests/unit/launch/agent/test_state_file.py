@@ -145,6 +145,31 @@ def test_an_unreadable_state_is_none_to_go_on_from(tmp_path: Path) -> None:
         state_file.read_state(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "dancing"},
+        {"state": ["running"]},
+        {"since": float("nan")},
+        {"started_at": "soon"},
+        {"nodes": 10**400},
+        {"hosts": 5},
+        {"hosts": [1]},
+        {"losses": {"n1": "two"}},
+        {"failure": "x"},
+        {"failure": {"rank": [0]}},
+    ],
+)
+def test_what_no_leader_has_written_is_no_state(tmp_path: Path, change: dict[str, object]) -> None:
+    state = {"state": "running", "hosts": ["n1"], "losses": {"n1": 2}, "failure": {"rank": 0}}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert state_file.read_state(tmp_path) == state_file.last_state(tmp_path) == state
+    (tmp_path / "state.json").write_text(json.dumps(state | change))
+    assert state_file.last_state(tmp_path) == {}
+    with pytest.raises(ValueError, match="not a state"):
+        state_file.read_state(tmp_path)
+
+
 def test_a_cancelled_submission_is_the_only_one(tmp_path: Path) -> None:
     assert not state_file.is_cancelled(tmp_path, "a")
     state_file.record_cancelled(tmp_path, "a")

@@ -95,6 +95,14 @@ def test_of_two_programs_at_once_one_submits(tmp_path: Path) -> None:
     assert entry["job_id"] == "12" and "replaces" not in entry
 
 
+def test_a_damaged_lock_keeps_nobody_out(tmp_path: Path) -> None:
+    for at in ("soon", [1], None):
+        (tmp_path / "claim").write_text(json.dumps({"submission": "a", "at": at}))
+        assert submit._other_launch(tmp_path, "b") is None
+    (tmp_path / "claim").write_text(json.dumps({"submission": "a", "at": time.time()}))
+    assert str(submit._other_launch(tmp_path, "b")).startswith("a, 0 s ago")
+
+
 def test_a_plan_that_is_applied_by_hand_is_written_and_submitted(tmp_path: Path) -> None:
     asked = request(cluster(storage=f"{{directory: {tmp_path}}}"), WORKLOAD)
     plan = planned(asked)

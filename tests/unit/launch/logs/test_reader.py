@@ -442,3 +442,19 @@ def test_a_last_line_that_was_cut_off_has_its_place_in_time(tmp_path: Path) -> N
     place.node(1, *(stamped(10 + i * 0.001, f"line {i}") for i in range(60_000)))
     lines = place.logs().splitlines()
     assert len(lines) == 60_002 and b"cut off" in lines[1]
+
+
+@pytest.mark.parametrize("job", ["[]", "{", '{"nodes": "2", "processes_per_node": 2}'])
+def test_a_damaged_job_is_named(tmp_path: Path, job: str) -> None:
+    place = Place(tmp_path / "run")
+    (place.launch_directory / "job.json").write_text(job)
+    with pytest.raises(UserError, match=r"job\.json: is damaged"):
+        place.logs()
+
+
+def test_a_copy_of_a_log_is_no_nodes(tmp_path: Path) -> None:
+    place = Place(tmp_path / "run")
+    place.node(1, stamped(0, "one"))
+    copy = place.launch_directory / "node-1.old.log"
+    copy.write_bytes((place.launch_directory / "node-1.log").read_bytes())
+    assert place.logs().count(b"one") == 1

@@ -83,6 +83,7 @@ class Play:
     ) -> None:
         """state.json as the leader leaves it."""
         message = {
+            "state": "running",
             "submission": submission,
             "attempt": str(attempt),
             "failure": {"exit_code": 7},

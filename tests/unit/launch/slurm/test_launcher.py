@@ -221,7 +221,7 @@ def test_a_sweep_is_refused_where_one_of_its_runs_was_submitted_meanwhile(
     assert json.loads((launches[1] / "job.json").read_text())["run"] == "two"
 
 
-def running(controller: Controller, directory: Path, stop_seconds: float) -> SlurmLauncher:
+def running(controller: Controller, directory: Path, stop_seconds: object) -> SlurmLauncher:
     """The launcher of a run whose agents have met."""
     launcher, plan = made(controller, directory)
     run_changes.submit(launcher, plan)
@@ -258,6 +258,13 @@ def test_a_run_that_does_not_end_in_its_time_is_ended_by_slurm(
     done = run_changes.cancel(running(controller, tmp_path, 0.0), "nccl")
     assert done.status.state == "cancelled"
     assert scancels(controller) == ["scancel --signal=TERM 1", "scancel 1"]
+
+
+def test_a_run_whose_job_json_is_damaged_is_cancelled_too(
+    controller: Controller, tmp_path: Path
+) -> None:
+    launcher = running(controller, tmp_path, "soon")
+    assert run_changes.cancel(launcher, "nccl").status.state == "cancelled"
 
 
 def test_a_job_that_waits_is_cancelled_at_once(controller: Controller, tmp_path: Path) -> None:

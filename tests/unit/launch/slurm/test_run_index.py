@@ -29,6 +29,8 @@ class Cluster(Programs):
     directory: Path
     jobs: dict[str, str] = field(default_factory=dict)
     """The state of each job, by its id."""
+    others: list[str] = field(default_factory=list)
+    """Lines of squeue about jobs that are not ours."""
     entry: dict[str, Any] | None = None
     happens: dict[int, Callable[[], object]] = field(default_factory=dict)
     commands: int = 0
@@ -43,7 +45,7 @@ class Cluster(Programs):
             rows = [
                 f"{job}|{state}|None|1|2|N/A|2||main|{self.launch}/job.sbatch|slurm://c/r"
                 for job, state in self.jobs.items()
-            ]
+            ] + self.others
             said = "".join(f"{row}\n" for row in rows)
         elif "list" in argv:
             listed = [] if self.entry is None else [{"entry": self.entry, **index.look(self.entry)}]
@@ -169,3 +171,28 @@ def test_a_disk_that_fails_under_a_run_does_not_hide_what_slurm_knows(
     monkeypatch.setattr(file_server, "read", failing)
     (status,) = cluster.look()
     assert (status.state, status.reason) == (State.failed, "exit code 3")
+
+
+@pytest.mark.parametrize("jobs", [{}, {"1": "FAILED"}, {"1": "RUNNING"}])
+@pytest.mark.parametrize("change", [{"state": "dancing"}, {"since": "soon"}, {"at": "soon"}])
+def test_damaged_records_of_a_run_do_not_hide_it(
+    tmp_path: Path, jobs: dict[str, str], change: dict[str, Any]
+) -> None:
+    cluster = Cluster(tmp_path, jobs)
+    cluster.note("1")
+    cluster.write_state("1", "failed")
+    damaged = json.dumps({"submission": "1", "state": "failed", **change})
+    for name in ("state.json", "ended.json"):
+        (tmp_path / "launch" / name).write_text(damaged)
+    (status,) = cluster.look()
+    assert status.state is (State.starting if "RUNNING" in jobs.values() else State.failed)
+
+
+def test_a_job_that_is_not_ours_may_have_any_comment(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": "RUNNING"})
+    cluster.note("1")
+    for number, comment in enumerate(("slurm://c/Foo", "slurm://c/", "slurm://c/mine", "x")):
+        cluster.others.append(f"{number + 2}|RUNNING|None|1|2|N/A|2|n1|main|(null)|{comment}")
+    assert [(status.handle.run, status.native["job_id"]) for status in cluster.look()] == [
+        ("r", "1")
+    ]

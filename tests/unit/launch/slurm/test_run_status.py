@@ -59,6 +59,11 @@ def own(state: str, reason: str | None = None, **changes: Any) -> dict[str, Any]
     )
 
 
+def test_a_job_that_never_got_nodes_has_not_started():
+    assert SlurmRun(HANDLE, ENTRY, job("CANCELLED")).status.started_at == 110.0
+    assert SlurmRun(HANDLE, ENTRY, job("CANCELLED", node_list="")).status.started_at is None
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
