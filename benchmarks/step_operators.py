@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.unit.models.tiny import CONFIGS, VOCAB, model_config
 
-from drillyard.config.run import LoraConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.models import attention as attention_module
 from drillyard.models.adapters import init_adapters, inject_adapters

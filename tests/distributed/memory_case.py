@@ -35,7 +35,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from drillyard.config.kernel_rules import resolve_loss_chunk
-from drillyard.config.run import LoraConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import BatchShape
 from drillyard.estimation import resolved_setup

@@ -20,7 +20,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import build, run_steps
 from torch.distributed.fsdp import fully_shard
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.models.architectures import blocks
 from drillyard.models.export import export
 from drillyard.models.meta_model import build_model

@@ -24,7 +24,8 @@ from tests.unit.models.tiny import CONFIGS, NO_DROPOUT, model_config
 from transformers import AutoTokenizer, PreTrainedModel
 
 from drillyard.config.model_files import ARCHITECTURES
-from drillyard.config.run import LoraConfig, ModelConfig, TrainTokenizer
+from drillyard.config.run_data import TrainTokenizer
+from drillyard.config.run_model import LoraConfig, ModelConfig
 from drillyard.data.tokenizer import TextTokenizer, open_tokenizer, trained_tokenizer
 from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.models.adapters import init_adapters, inject_adapters

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from drillyard.config.run import TrainTokenizer
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.tokenizer import trained_tokenizer
 
 place = Path(sys.argv[1])

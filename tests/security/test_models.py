@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drillyard.cli import main as cli
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.data.tokenizer import open_tokenizer
 from drillyard.errors import UserError
 from drillyard.models import meta_model

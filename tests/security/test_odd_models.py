@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models.meta_model import build_spec, load_config
 from drillyard.modelspec.config_json import model_spec, read_config

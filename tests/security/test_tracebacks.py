@@ -25,9 +25,9 @@ import typer
 from tests.unit.reporting.runs import write_run
 
 from drillyard.cli import main as cli
+from drillyard.config.data_checks import normalized_sources
 from drillyard.config.environment import EnvironmentText
 from drillyard.config.load import load_run_config, save_resolved
-from drillyard.config.run_checks import normalized_sources
 from drillyard.data.chat_template import ChatRenderer
 from drillyard.errors import UserError
 

@@ -16,7 +16,7 @@ from drillyard.hub_access import denied_status
 
 FETCH = """
 import sys
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.data.tokenizer import _load_pretrained
 from drillyard.errors import UserError
 from drillyard.models.meta_model import load_config

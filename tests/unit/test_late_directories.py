@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drillyard.config.run import DataConfig
+from drillyard.config.run_data import DataConfig
 from drillyard.launch.agent.fence import Epochs
 from drillyard.supervise.run_lock import open_logs
 
@@ -42,7 +42,7 @@ def begin_save(top: Path) -> Path:
 
 
 def open_cache(top: Path) -> Path:
-    from drillyard.data.prepared_data import cache_root
+    from drillyard.data.token_cache import cache_root
 
     data = DataConfig.model_validate(
         {"source": "rows.jsonl", "sequence_length": 64, "cache_directory": str(top / "cache")}

@@ -14,7 +14,8 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from drillyard.config.problems import Problem, closest_name
-from drillyard.config.run import ModelConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import ConfigError
 from drillyard.guarded_files import (
     LARGEST_MODEL_DOCUMENT_BYTES,

@@ -42,6 +42,11 @@ REMOTE_SCHEMES = ("gs", "s3", "hf", "https", "http")
 """Schemes of addresses that data can be read from."""
 
 
+def problem(key: str, message: str) -> Problem:
+    """A problem at a dotted key."""
+    return Problem(tuple(key.split(".")), message)
+
+
 def remote_scheme(path: str) -> str | None:
     """The scheme of an address that data can be read from; None for any other text."""
     scheme, found, _ = path.partition("://")

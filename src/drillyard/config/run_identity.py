@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drillyard.config.data_checks import normalized_sources
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TrainingConfig
-from drillyard.config.run_checks import normalized_sources
 
 MAY_CHANGE = frozenset(
     {

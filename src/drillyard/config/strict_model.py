@@ -44,8 +44,10 @@ LocalFile = Annotated[str, FileMark(words=("none",))]
 """A file of the machine that reads the config. A relative one is relative to the config's directory
 (`local_files.py` makes it absolute), so the config works from every directory. `none` is OpenSSH's
 word for no file."""
-
-
+NamedFile = Annotated[str, FileMark(may_be_name=True)]
+"""A file or directory of this machine, beside the config or in the working directory, or a name."""
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0)]
 VariableName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),

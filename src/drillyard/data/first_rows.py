@@ -11,20 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from drillyard.config.load import resolve_section_secrets
-from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.encoder import AT_FAULT, Encoder, HeldOutSplit
-from drillyard.data.held_out_parts import canonical_row, held_out_sources, split_of
-from drillyard.data.megatron.indexed_file import open_indexed
-from drillyard.data.megatron.preparation import MegatronPreparation
-from drillyard.data.prepared_data import (
-    cache_root,
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import TrainTokenizer
+from drillyard.data.encode_settings import (
     encode_settings,
     require_fitting_tokenizer,
     sources_with_text,
 )
+from drillyard.data.encoder import AT_FAULT, Encoder, HeldOutSplit
+from drillyard.data.held_out_parts import canonical_row, held_out_sources, split_of
+from drillyard.data.megatron.indexed_file import open_indexed
+from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.raw_batches import first_rows
 from drillyard.data.row_formats import row_format
 from drillyard.data.sources import DataSource, resolve_sources
+from drillyard.data.token_cache import cache_root
 from drillyard.data.tokenizer import configured_tokenizer
 from drillyard.errors import UserError
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from drillyard.config.run import DataConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import DataConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
 from drillyard.data.raw_batches import Row, RowOrError, decoded_row
 from drillyard.data.row_formats import RowFormat, row_format

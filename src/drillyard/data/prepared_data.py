@@ -7,7 +7,6 @@ the cache.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +15,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drillyard.config.environment import OPENING
-from drillyard.config.fetch_limits import is_withheld, withheld_error
+from drillyard.config.fetch_limits import withheld_error
 from drillyard.config.load import resolve_section_secrets
-from drillyard.config.model_files import configured_vocab_size, require_vocabulary
 from drillyard.config.problems import shown_address
-from drillyard.config.run import DataConfig, RunConfig, TrainTokenizer
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.data_changes import (
     CHANGED_DATA_ADVICE,
     DataRecord,
@@ -34,6 +32,11 @@ from drillyard.data.data_report import (
     first_place,
     overlap_warnings,
     too_few_sequences,
+)
+from drillyard.data.encode_settings import (
+    encode_settings,
+    require_fitting_tokenizer,
+    sources_with_text,
 )
 from drillyard.data.encoder import AT_FAULT, HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
@@ -57,6 +60,7 @@ from drillyard.data.token_cache import (
     DamagedCache,
     PartSettings,
     build_cache,
+    cache_root,
     open_cache,
     remove_cache,
 )
@@ -70,7 +74,6 @@ from drillyard.data.tokenizer import (
 )
 from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
-from drillyard.safe_files import make_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -119,25 +122,6 @@ class PreparedData:
         """The content of the tokenizer's files by path, as they were when this was first asked
         for. Raises UserError where they cannot be read."""
         return tokenizer_files(self.text_tokenizer)
-
-
-def cache_root(data: DataConfig) -> Path:
-    """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created
-    if missing."""
-    if (named := data.cache_directory) is not None and OPENING in named and is_withheld(named):
-        raise withheld_error(f"data.cache_directory: {named}")
-    root = Path(
-        data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard"
-    ).expanduser()
-    try:
-        for name in ("tokenized", "tokenizers", "hashes"):
-            make_directory(root / name, parents=True)
-    except OSError as error:
-        raise UserError(
-            f"{root}: the cache directory cannot be created ({error.strerror}). Set"
-            " data.cache_directory."
-        ) from None
-    return root
 
 
 def prepare(
@@ -208,56 +192,6 @@ def encoded_documents(
         name: partial(preparation.encoded, source, contents, whole)
         for name, (source, contents) in sources.items()
     }
-
-
-def sources_with_text(training: list[DataSource]) -> list[DataSource]:
-    """The sources from which a tokenizer can be trained. UserError where there are none."""
-    readable = [source for source in training if not source.is_megatron]
-    if not readable:
-        raise UserError(
-            "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens"
-            " already. Set a path or id of the one they were made with."
-        )
-    return readable
-
-
-def require_fitting_tokenizer(config: RunConfig, tokenizer: TextTokenizer) -> int:
-    """The size of the model's vocabulary. UserError where it lacks some of the tokenizer's."""
-    configured = configured_vocab_size(config.model)
-    vocab_size = len(tokenizer.pretrained) if configured is None else configured
-    require_vocabulary(config.model, vocab_size, len(tokenizer.pretrained))
-    return vocab_size
-
-
-def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSettings:
-    """How rows are encoded with `tokenizer`. UserError where it does not fit `data.format`."""
-    form = row_format(data)
-    if form.is_chat and tokenizer.chat_template is None:
-        raise UserError(
-            f"data.format: {data.format} needs a tokenizer with a chat template, and"
-            f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
-            " model's), name a file by data.chat_template, or use prompt-completion."
-        )
-    if not form.is_chat and data.format != "text" and tokenizer.eos_id is None:
-        raise UserError(
-            f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion"
-            " would never end. Set data.tokenizer to one that has."
-        )
-    return EncodeSettings(
-        format=form,
-        sequence_length=data.sequence_length,
-        too_long=data.too_long or ("split" if data.format == "text" else "drop"),
-        split=split_of(data),
-        tokenizer_json=tokenizer.json,
-        wide=tokenizer.vocab_size > 1 << 16,
-        start_ids=tokenizer.start_ids,
-        eos_id=tokenizer.eos_id,
-        chat_template=tokenizer.chat_template if form.is_chat else None,
-        special_tokens=tokenizer.special_tokens,
-        template_origin=tokenizer.template_file or "the chat template",
-        on_error=data.on_error,
-        date=tokenizer.date,
-    )
 
 
 _UNCUT = 2**31 - 1

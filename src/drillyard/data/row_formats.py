@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drillyard.config.run import DataConfig
-from drillyard.config.run_checks import CHAT_FORMATS
+from drillyard.config.data_checks import CHAT_FORMATS
+from drillyard.config.run_data import DataConfig
 from drillyard.data.chat_messages import (
     MESSAGE_COLUMNS,
     TOOL_COLUMNS,

@@ -29,11 +29,11 @@ from typing import Any
 
 import xxhash
 
+from drillyard.config.data_checks import normalized_sources
 from drillyard.config.environment import OPENING
 from drillyard.config.fetch_limits import is_withheld, withheld_error
 from drillyard.config.problems import HUB_ID, refused_address, remote_scheme, shown_address
-from drillyard.config.run import SourceConfig
-from drillyard.config.run_checks import normalized_sources
+from drillyard.config.run_data import SourceConfig
 from drillyard.data.file_readers import (
     COMPRESSIONS,
     SourceFile,

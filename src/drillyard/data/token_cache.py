@@ -42,13 +42,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from drillyard.config.environment import OPENING
+from drillyard.config.fetch_limits import is_withheld, withheld_error
+from drillyard.config.run_data import DataConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodedPart
 from drillyard.data.mapped_sequences import BULK, DAMAGED_FILE, FILES, ORIGINS, row_checksum
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of, json_digest
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
 from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_json
-from drillyard.safe_files import ChecksummedFile, flush, publish_directory
+from drillyard.safe_files import ChecksummedFile, flush, make_directory, publish_directory
 
 ENCODING_VERSIONS = {"chat": 4, "function-calling": 2, "no start token": 2}
 """Raised when the same source gives other sequences: then runs cannot continue in the same sample
@@ -62,6 +65,25 @@ VERIFIED_WHOLE_BYTES = 1 << 30
 Verify = Literal["sizes", "start", "all"]
 """Manifest and sizes; what the rank that prepares verifies; every byte."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def cache_root(data: DataConfig) -> Path:
+    """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created
+    if missing."""
+    if (named := data.cache_directory) is not None and OPENING in named and is_withheld(named):
+        raise withheld_error(f"data.cache_directory: {named}")
+    root = Path(
+        data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard"
+    ).expanduser()
+    try:
+        for name in ("tokenized", "tokenizers", "hashes"):
+            make_directory(root / name, parents=True)
+    except OSError as error:
+        raise UserError(
+            f"{root}: the cache directory cannot be created ({error.strerror}). Set"
+            " data.cache_directory."
+        ) from None
+    return root
 
 
 class DamagedCache(Exception):

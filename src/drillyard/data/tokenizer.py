@@ -36,7 +36,8 @@ from drillyard.config.environment import OPENING
 from drillyard.config.fetch_limits import is_withheld, withheld_error
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.problems import refused_address
-from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.chat_rendering import CLOCK, require_valid_template
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.config.model_files import cached_config_path
-from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.errors import UserError
 from drillyard.modelspec import ModelSpec, model_spec, read_config, spec_from_counts
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Final, Literal
 
 from drillyard.config.kernel_rules import MASTER_BYTES, NF4_BLOCK, AttentionKernel, fp8_fits
-from drillyard.config.run import LoraConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp8", "fp32", "fp64"]

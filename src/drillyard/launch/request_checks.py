@@ -23,7 +23,8 @@ from drillyard.config.problems import (
     problem_line,
     remote_scheme,
 )
-from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
+from drillyard.config.run_data import SourceConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.machines import Machine

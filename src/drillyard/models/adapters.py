@@ -32,7 +32,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from drillyard.config.run import LoraConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.errors import UserError
 from drillyard.models.adapter_forward import ADAPTER, use_own_forward
 from drillyard.models.nf4 import Nf4Linear, dequantize_linears, quantize_linears, unpack

@@ -33,7 +33,7 @@ from drillyard.config.model_files import (
     require_vocabulary,
     requires_remote_code,
 )
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import UserError
 from drillyard.guarded_files import require_documents
 from drillyard.hub_access import denied_access, require_cached_only

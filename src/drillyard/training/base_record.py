@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from drillyard.config.environment import hide_secrets
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_json
 from drillyard.safe_files import make_directory

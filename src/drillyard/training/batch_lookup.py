@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from drillyard.config.data_checks import normalized_sources
 from drillyard.config.fetch_limits import FetchLimits, limited
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.run import RunConfig
-from drillyard.config.run_checks import normalized_sources
 from drillyard.config.run_identity import with_values
 from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.data.data_changes import read_record

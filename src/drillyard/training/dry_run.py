@@ -17,8 +17,9 @@ import torch
 
 from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.config.model_files import require_weight_files
-from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.prepared_data import PreparedData, prepare_sample
 from drillyard.errors import UserError
 from drillyard.estimation.model_source import ModelOptions, find_model

@@ -25,9 +25,9 @@ from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import check_run
 from drillyard.config.starter import flow
 from drillyard.data.chat_messages import MESSAGE_COLUMNS, is_alpaca
+from drillyard.data.encode_settings import encode_settings
 from drillyard.data.encoder import TRAIN, Encoder
 from drillyard.data.function_rows import LAYOUTS
-from drillyard.data.prepared_data import encode_settings
 from drillyard.data.raw_batches import Row, first_batches
 from drillyard.data.row_formats import COLUMNS
 from drillyard.data.sources import resolve_sources

@@ -14,8 +14,9 @@ from typing import Any
 from drillyard.config.fetch_limits import FetchLimits, limited
 from drillyard.config.load import config_from_options, load_run_config, resolve_section_secrets
 from drillyard.config.model_files import require_usual_model_files
-from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
+from drillyard.config.run import ParallelismConfig, RunConfig
 from drillyard.config.run_checks import require_valid
+from drillyard.config.run_data import DataConfig
 from drillyard.config.saved_config import (
     is_saved_config,
     load_saved_config,

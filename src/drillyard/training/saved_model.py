@@ -21,7 +21,8 @@ from drillyard.config.model_files import (
     read_adapter_config,
 )
 from drillyard.config.problems import on_one_line, shown_address
-from drillyard.config.run import LoraConfig, ParallelismConfig, RunConfig
+from drillyard.config.run import ParallelismConfig, RunConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.errors import NotFoundError, UserError
 from drillyard.guarded_files import is_there, require_usual_files

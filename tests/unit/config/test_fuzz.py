@@ -17,9 +17,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drillyard.config.data_checks import has_held_out
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.config.run_checks import check_run, has_held_out, require_valid, resolve_global_batch
+from drillyard.config.run_checks import check_run, require_valid, resolve_global_batch
 from drillyard.errors import UserError
 
 pytestmark = pytest.mark.slow

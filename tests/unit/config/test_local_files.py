@@ -14,7 +14,8 @@ from drillyard.config.load import (
     load_run_config,
     save_resolved,
 )
-from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
+from drillyard.config.run_data import SourceConfig
 from drillyard.config.run_identity import differences
 from drillyard.config.saved_config import load_saved_config
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
+from drillyard.config.data_checks import ROLES
 from drillyard.config.problems import dotted, refused_address
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import (
-    ROLES,
     check_run,
     require_valid,
     resolve_accumulation,

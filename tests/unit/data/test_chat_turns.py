@@ -11,8 +11,9 @@ import pytest
 from tests.unit.data.chat_templates import FILES, plain
 from tests.unit.data.test_chat_template import CHATML, MARKED, TALK
 
-from drillyard.config.run import DataConfig, RunConfig
+from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import check_run
+from drillyard.config.run_data import DataConfig
 from drillyard.data.chat_template import ChatRenderer
 from drillyard.data.prepared_data import prepare
 from drillyard.data.row_formats import RowFormat, row_format

@@ -20,8 +20,9 @@ import zstandard
 from tests.unit.data.object_server import ObjectServer, serving
 
 from drillyard.config.problems import shown_address
-from drillyard.config.run import RunConfig, SourceConfig
+from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import check_run
+from drillyard.config.run_data import SourceConfig
 from drillyard.data import remote_objects
 from drillyard.data.data_report import file_of_source
 from drillyard.data.mapped_sequences import Sequences
@@ -264,7 +265,7 @@ def test_addresses_are_allowed_for_data_only(scheme: str, make_config: MakeConfi
 
 GATED = """
 import sys
-from drillyard.config.run import SourceConfig
+from drillyard.config.run_data import SourceConfig
 from drillyard.data.sources import resolve_source
 from drillyard.errors import UserError
 try:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from tests.facts import says
 from tests.module_time import set_time
 
-from drillyard.config.run import RunConfig, SourceConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import SourceConfig
 from drillyard.data import file_readers, raw_batches, sources
 from drillyard.data.held_out_parts import evaluation_rows
 from drillyard.data.prepared_data import prepare

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drillyard.config.fetch_limits import FetchLimits, limited
-from drillyard.config.run import TrainTokenizer
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.tokenizer import TextTokenizer, open_tokenizer, trained_tokenizer
 from drillyard.data.tokenizer_files import save_tokenizer, tokenizer_files
 from drillyard.errors import UserError

@@ -12,7 +12,7 @@ from tests.unit.models.tiny import CONFIGS, VOCAB, filled_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from drillyard.config.run import LoraConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.models import adapter_forward
 from drillyard.models.adapter_forward import ADAPTER
 from drillyard.models.adapters import adapted_layers, inject_adapters

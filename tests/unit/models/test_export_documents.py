@@ -12,7 +12,7 @@ import torch
 from tests.unit.models.tiny import CONFIGS, model_config
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import UnsafeFileError
 from drillyard.models.export_documents import (
     base_documents,

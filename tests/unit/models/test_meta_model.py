@@ -11,7 +11,8 @@ import torch
 from tests.unit.models.tiny import CONFIGS, meta_model, model_config
 from transformers import CONFIG_MAPPING, configuration_utils
 
-from drillyard.config.run import ModelConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models.architectures import settings_without_effect
 from drillyard.models.attention import resolve_attention

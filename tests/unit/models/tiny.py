@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_random
 

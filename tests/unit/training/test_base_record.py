@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run_model import ModelConfig
 from drillyard.training.base_record import (
     BASE_RECORD,
     SAVED_BASE,

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.facts import says
 
-from drillyard.config.run import LoraConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_model import LoraConfig
 from drillyard.errors import UserError
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.modelspec import model_spec

@@ -7,7 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import TrainTokenizer
 from drillyard.data.encoder import AT_FAULT, HELD_OUT, TRAIN, Encoded
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drillyard.config.run import MegatronConfig, RunConfig
+from drillyard.config.run import RunConfig
+from drillyard.config.run_data import MegatronConfig
 from drillyard.data.mapped_sequences import Sequences
 from drillyard.data.megatron.indexed_file import IndexedFile, open_indexed
 from drillyard.data.megatron.mixture import MegatronMixture

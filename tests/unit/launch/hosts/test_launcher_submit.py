@@ -445,7 +445,8 @@ def test_a_run_whose_agents_have_reported_nothing_is_starting_and_one_whose_dire
 ):
     launcher, _ = made(Hosts(known=known(None)))
     assert launcher.status("nccl").state == "starting"
-    launcher, _ = made(Hosts(known=known(None, problem="/p/runs/nccl/launch is not there")))
+    gone = known(None, agent="none", problem="/p/runs/nccl/launch is not there")
+    launcher, _ = made(Hosts(known=gone))
     assert launcher.status("nccl").state == "failed"
     assert launcher.status("nccl").reason == "/p/runs/nccl/launch is not there"
 
