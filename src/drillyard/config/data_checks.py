@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drillyard.config.problems import (
-    Path,
-    Problem,
-    problem,
-    refused_address,
-    remote_scheme,
-)
+from drillyard.config.problems import Path, Problem, problem, refused_address, remote_scheme
 from drillyard.config.run import RunConfig
 from drillyard.config.run_data import SourceConfig, TrainTokenizer
 

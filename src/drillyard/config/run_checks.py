@@ -18,13 +18,7 @@ from collections.abc import Iterator
 from drillyard.config.data_checks import format_problems, has_held_out, source_problems
 from drillyard.config.kernel_rules import FP8_MULTIPLE, HALF
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
-from drillyard.config.problems import (
-    Problem,
-    closest_name,
-    problem,
-    raise_all,
-    refused_address,
-)
+from drillyard.config.problems import Problem, closest_name, problem, raise_all, refused_address
 from drillyard.config.run import RunConfig, ScheduleConfig
 from drillyard.config.run_data import TrainTokenizer
 from drillyard.errors import ConfigError, UserError
@@ -341,7 +335,9 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
         if isinstance(sizes.shard, int):
             yield from _batch(config, sizes.shard * sizes.replicate)
     elif sizes.shard == "auto" and num_ranks % fixed:
-        yield problem("parallelism", f"{num_ranks} ranks do not divide by replicate {fixed}")
+        named = {name: getattr(sizes, name) for name in ("replicate", "tensor", "context")}
+        divisor = " x ".join(f"{name} {size}" for name, size in named.items() if size > 1)
+        yield problem("parallelism", f"{num_ranks} ranks do not divide by {divisor}")
     elif sizes.shard != "auto" and sizes.shard * fixed != num_ranks:
         message = (
             f"shard {sizes.shard} x replicate {fixed} = {sizes.shard * fixed}, but there are"

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from drillyard.allowed_values import Allowed
-from drillyard.config.strict_model import (
-    Count,
-    FileMark,
-    NamedFile,
-    StrictModel,
-)
+from drillyard.config.strict_model import Count, FileMark, NamedFile, StrictModel
 from drillyard.deprecation import warn_renamed
 
 

@@ -6,11 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from drillyard.config.strict_model import (
-    Fraction,
-    NamedFile,
-    StrictModel,
-)
+from drillyard.config.strict_model import Fraction, NamedFile, StrictModel
 
 
 class LoraConfig(StrictModel):

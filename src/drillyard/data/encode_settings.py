@@ -7,14 +7,10 @@ from drillyard.config.model_files import configured_vocab_size, require_vocabula
 from drillyard.config.run import RunConfig
 from drillyard.config.run_data import DataConfig
 from drillyard.data.encoder import EncodeSettings
-from drillyard.data.held_out_parts import (
-    split_of,
-)
+from drillyard.data.held_out_parts import split_of
 from drillyard.data.row_formats import row_format
 from drillyard.data.sources import DataSource
-from drillyard.data.tokenizer import (
-    TextTokenizer,
-)
+from drillyard.data.tokenizer import TextTokenizer
 from drillyard.errors import UserError
 
 

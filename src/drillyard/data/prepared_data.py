@@ -27,12 +27,7 @@ from drillyard.data.data_changes import (
     only_removed_files,
     refuse_change,
 )
-from drillyard.data.data_report import (
-    DataReport,
-    first_place,
-    overlap_warnings,
-    too_few_sequences,
-)
+from drillyard.data.data_report import DataReport, first_place, overlap_warnings, too_few_sequences
 from drillyard.data.encode_settings import (
     encode_settings,
     require_fitting_tokenizer,
