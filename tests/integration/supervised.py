@@ -28,7 +28,7 @@ with exclusive_run_lock(directory) as lock:
     code = supervise(
         [sys.executable, "-c", sys.argv[2]],
         num_ranks=int(sys.argv[3]), run_directory=directory, lock=lock, max_restarts=int(sys.argv[4]),
-        environment={"FROM_CALLER": "yes"}, console=Console(),
+        environment={"FROM_CALLER": "yes"}, console=Console(), trains=sys.argv[9] == "True",
         grace=GracePeriods(
             watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
             kill=float(sys.argv[8]),
@@ -135,8 +135,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         terminate: float = 30.0,
         kill: float = 60.0,
         prelude: str = "",
+        trains: bool = True,
     ) -> Supervised:
-        settings = (max_restarts, watchdog, settle, terminate, kill)
+        settings = (max_restarts, watchdog, settle, terminate, kill, trains)
         started.append(Supervised(tmp_path / "run", script, ranks, *settings, prelude=prelude))
         return started[-1]
 

@@ -49,6 +49,19 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(
     ]
 
 
+def test_ranks_that_do_not_train_are_stopped_without_a_word_of_saving(start: Start) -> None:
+    run = start('touch(f"ready-{rank}"); time.sleep(forever)', trains=False)
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.send_signal(signal.SIGINT)
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGINT
+    assert says(err, "SIGINT ... ranks will stop")
+    assert "save" not in err and "same command" not in err
+    assert not (run.directory / "events.jsonl").exists()
+    assert run.left_running() == []
+
+
 @pytest.mark.parametrize("code", [85, 86, 0])
 def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
     start: Start, tmp_path: Path, code: int

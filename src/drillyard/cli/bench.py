@@ -125,7 +125,7 @@ def _supervised(command: list[str], run: RunConfig, nproc_per_node: int | None) 
                     RESULT: str(result),
                 },
                 console=SafeConsole(stderr=True),
-                writes_events=False,
+                trains=False,
             )
         if code != 0:
             raise typer.Exit(code)

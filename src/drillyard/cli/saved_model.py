@@ -233,7 +233,7 @@ def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
                 _TAKEN: str(request.model),
             },
             console=SafeConsole(),
-            writes_events=False,
+            trains=False,
         )
 
 

@@ -45,7 +45,6 @@ from drillyard.supervise.rank_process import NodePlacement, Rank, Standby, silen
 from drillyard.supervise.stop_requests import (
     FORWARDED_AS,
     INSISTING_STACKS_SIGNAL,
-    SECONDS_OF_ONE_REQUEST,
     STACKS_SIGNAL,
     StopRequests,
 )
@@ -396,10 +395,6 @@ class Attempt:
                 # Signal the ranks first: the terminal that gets the messages may be gone.
                 self._send(FORWARDED_AS.get(number, number))
                 self.on_stop(number)
-                self.output.say(
-                    f"{number.name}: the ranks will finish their step, save and stop; another"
-                    f" signal, {SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
-                )
 
     def _on_output(self) -> None:
         try:

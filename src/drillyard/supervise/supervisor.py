@@ -56,7 +56,7 @@ from drillyard.supervise.restart_policy import (
 )
 from drillyard.supervise.scheduler_restarts import reason_to_end
 from drillyard.supervise.sockets import free_port
-from drillyard.supervise.stop_requests import StopRequests
+from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST, StopRequests
 from drillyard.telemetry.events import EventName, append_event, read_events
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def supervise(
     grace: GracePeriods | None = None,
     standby: bool = False,
     node: NodePlacement = ONE_NODE,
-    writes_events: bool = True,
+    trains: bool = True,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or
     cannot continue; returns the exit code. Call it from the main thread: signals are read there,
@@ -162,7 +162,8 @@ def supervise(
     of the run's logs/); the reaper inherits it. Each rank gets this process's environment,
     `environment`, and the variables of `rank_environments`. With `standby`, the ranks of a further
     attempt are ready before it is needed; their `command` must call `rank_process.await_turn`.
-    `node`: this host is one of several; `max_restarts` is 0 then.
+    `node`: this host is one of several; `max_restarts` is 0 then. Without `trains`, as for `eval`
+    and `bench`, no events are written, and ranks that are stopped save nothing.
 
     Raises UserError when the run directory cannot be written or `command` cannot start.
     """
@@ -182,7 +183,7 @@ def supervise(
         )
         stack.callback(output.close)
         limits = RestartLimits(max_restarts, option="--max-restarts")
-        run = _Run(run_directory, writes_events and node.is_first, output, limits, node.count > 1)
+        run = _Run(run_directory, trains and node.is_first, output, limits, node.count > 1, trains)
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
         environments = rank_environments(shared, num_ranks, 0, node)
@@ -224,6 +225,7 @@ class _Run:
     _output: PlainOutput
     _limits: RestartLimits
     _one_of_several: bool
+    _trains: bool = True
     attempt: int = field(default_factory=launch_contract.first_attempt)
     _counts: RestartCounts = field(default_factory=RestartCounts)
     _oom_kills: int = field(default_factory=cause.oom_kills)
@@ -242,6 +244,15 @@ class _Run:
             self._output.say(str(error))
 
     def asked_to_stop(self, number: signal.Signals) -> None:
+        """Record a stop signal, and say what the ranks do now."""
+        self._record_stop(number)
+        will = "finish their step, save and stop" if self._trains else "stop"
+        self._output.say(
+            f"{number.name}: the ranks will {will}; another signal, {SECONDS_OF_ONE_REQUEST:.0f} s"
+            " from now or later, ends them at once"
+        )
+
+    def _record_stop(self, number: signal.Signals) -> None:
         """Record a stop signal: of a person or scheduler, or of a launcher because another node has
         failed."""
         self._elsewhere = other = launch_contract.failure_elsewhere()
@@ -291,7 +302,9 @@ class _Run:
     ) -> int:
         """End a run whose ranks were asked to stop and have not all reported a checkpoint."""
         if result.stop_signal is None:
-            self.asked_to_stop(stop)
+            self._record_stop(stop)
+        if not self._trains:
+            return self._end("interrupted", f"stopped by {stop.name}", 128 + stop)
         if result.last_step is None:
             text = (
                 "stopped before the first step of this attempt: nothing is lost, the same command"
