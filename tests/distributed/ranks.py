@@ -54,6 +54,7 @@ def _rank_main(
     environment: dict[str, str],
     args: tuple[Any, ...],
 ) -> None:
+    # Else a collection writes to, and so copies, all that the server has imported.
     gc.freeze()
     # The server has the environment of the first call.
     os.environ.clear()

@@ -14,7 +14,6 @@ import typer
 
 from drillyard.cli.options import AsJson, Overrides, TrustConfig, config_to_read
 from drillyard.cli.process_exit import (
-    exit_on_signal,
     exit_process,
     is_rank,
     missing_extra,
@@ -74,7 +73,6 @@ def bench(
     with config_to_read(config, overrides, trust_config=trust_config, everything=True) as run:
         if is_rank():
             _be_a_rank(run, steps, warmup, trace, as_json=as_json)
-        exit_on_signal()
         command = [sys.executable, "-m", "drillyard", "bench", str(config.absolute())]
         command += ["--steps", str(steps), "--warmup", str(warmup)]
         command += [word for override in overrides for word in ("--set", override)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, TypedDict
 
 from drillyard.config.run import ParallelismConfig, TrainingConfig
+from drillyard.config.run_data import DataConfig
 
 AttentionKernel = Literal["sdpa", "eager", "varlen", "flex"]
 
@@ -56,6 +57,21 @@ def resolve_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
 def resolve_compile(training: TrainingConfig, device_type: str) -> bool:
     """Whether blocks are compiled; `auto`: on GPUs."""
     return training.compile is True or (training.compile == "auto" and device_type == "cuda")
+
+
+def resolve_fp8_scaling(training: TrainingConfig) -> Fp8Scaling:
+    """As configured, else one scale for each operand."""
+    return training.fp8_scaling or "tensorwise"
+
+
+def resolve_loss_on(data: DataConfig) -> Literal["completion", "all"]:
+    """As configured, else all of a text, and the completion of any other row."""
+    return data.loss_on or ("all" if data.format == "text" else "completion")
+
+
+def resolve_too_long(data: DataConfig) -> str:
+    """As configured, else texts are split, and other rows dropped."""
+    return data.too_long or ("split" if data.format == "text" else "drop")
 
 
 def resolve_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drillyard.config.data_checks import normalized_sources
+from drillyard.config.kernel_rules import resolve_fp8_scaling, resolve_loss_on, resolve_too_long
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TrainingConfig
 
@@ -167,14 +168,9 @@ def _fixed_settings(config: RunConfig) -> dict[str, Any]:
             part["source"] = dict(
                 enumerate(each.model_dump(mode="json") for each in normalized_sources(source))
             )
-    is_text = config.data.format == "text"
-    defaults = {
-        ("data", "loss_on"): "all" if is_text else "completion",
-        ("data", "too_long"): "split" if is_text else "drop",
-        ("training", "fp8_scaling"): "tensorwise",
-    }
-    for (name, key), default in defaults.items():
-        values[name][key] = values[name][key] or default
+    values["data"]["loss_on"] = resolve_loss_on(config.data)
+    values["data"]["too_long"] = resolve_too_long(config.data)
+    values["training"]["fp8_scaling"] = resolve_fp8_scaling(config.training)
     return dict(_leaves(values, skip=MAY_CHANGE | RECORDED))
 
 

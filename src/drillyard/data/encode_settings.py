@@ -3,6 +3,7 @@ encoded."""
 
 from __future__ import annotations
 
+from drillyard.config.kernel_rules import resolve_too_long
 from drillyard.config.model_files import configured_vocab_size, require_vocabulary
 from drillyard.config.run import RunConfig
 from drillyard.config.run_data import DataConfig
@@ -50,7 +51,7 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
     return EncodeSettings(
         format=form,
         sequence_length=data.sequence_length,
-        too_long=data.too_long or ("split" if data.format == "text" else "drop"),
+        too_long=resolve_too_long(data),
         split=split_of(data),
         tokenizer_json=tokenizer.json,
         wide=tokenizer.vocab_size > 1 << 16,

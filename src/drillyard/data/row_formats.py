@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drillyard.config.data_checks import CHAT_FORMATS
+from drillyard.config.kernel_rules import resolve_loss_on
 from drillyard.config.run_data import DataConfig
 from drillyard.data.chat_messages import (
     MESSAGE_COLUMNS,
@@ -184,7 +185,7 @@ def row_format(data: DataConfig) -> RowFormat:
                 f"data.columns: format {data.format} has no column {own!r}; it has"
                 f" {', '.join(known)}.{hint}"
             )
-    loss_on = data.loss_on or ("all" if data.format == "text" else "completion")
+    loss_on = resolve_loss_on(data)
     if data.format == "text" and loss_on == "completion":
         raise UserError(
             "data.loss_on: format text has no completion; use loss_on: all or another format."

@@ -40,6 +40,7 @@ from drillyard.config.kernel_rules import (
     AttentionKernel,
     fastest_kernel,
     resolve_compile,
+    resolve_fp8_scaling,
     resolve_loss_chunk,
     resolve_shard,
     unsharded_is_small,
@@ -147,7 +148,7 @@ def resolve_setup(
     is_small = memory_gib is not None and unsharded_is_small(
         spec.total_parameters, training.precision, memory_gib * GIB
     )
-    scales_rows = training.fp8_scaling == "rowwise"
+    scales_rows = resolve_fp8_scaling(training) == "rowwise"
     # DoRA needs the weights themselves.
     reads_fp8_alone = training.precision == "fp8" and (lora is None or lora.variant != "dora")
     setup = Setup(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config.kernel_rules import FP8_MULTIPLE, NF4_BLOCK, fp8_refusal
+from drillyard.config.kernel_rules import FP8_MULTIPLE, NF4_BLOCK, fp8_refusal, resolve_fp8_scaling
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
 from drillyard.config.run import RunConfig
@@ -203,7 +203,7 @@ def _gpu_without_fp8(request: EstimateRequest) -> Iterator[Problem]:
         return
     major, _, minor = gpu.compute_capability.partition(".")
     capability = (int(major), int(minor))
-    refusal = fp8_refusal(gpu.title, capability, training.fp8_scaling or "tensorwise")
+    refusal = fp8_refusal(gpu.title, capability, resolve_fp8_scaling(training))
     if refusal is not None:
         yield Problem(("training", "precision"), refusal.replace("\n", "; "))
 

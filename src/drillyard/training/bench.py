@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import statistics
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,10 +71,12 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Seconds of the parts of each measured step, mean over ranks, and of idling in one more."""
+    """Seconds of the parts of each measured step, mean over ranks, and of idling in one more, with
+    the file of its trace where one was written."""
 
     parts: list[Mapping[Part, float]]
     idle_seconds: float | None
+    trace: Path | None
 
     @property
     def seconds(self) -> list[float]:
@@ -147,46 +150,50 @@ def measure(trainer: Trainer, model: ShardedModel, request: BenchRequest) -> Mea
             if step >= request.warmup:
                 parts.append(_mean(gather(taken)))
         last = request.warmup + request.steps
-        idle = _profiled(trainer, last, request.trace if ranks.rank == 0 else None)
-    return MeasuredSteps(parts, idle)
+        idle, trace = _profiled(trainer, last, request.trace if ranks.rank == 0 else None)
+    return MeasuredSteps(parts, idle, trace)
 
 
 def _mean(of_ranks: list[dict[Part, float]]) -> Mapping[Part, float]:
     return {part: statistics.fmean(one[part] for one in of_ranks) for part in PARTS}
 
 
-def _profiled(trainer: Trainer, step: int, trace: Path | None) -> float | None:
+def _profiled(trainer: Trainer, step: int, trace: Path | None) -> tuple[float | None, Path | None]:
     """Do `step` under the profiler where a trace is wanted or a GPU may idle; returns the seconds
-    in which it did."""
+    in which it did, and `trace` where it was written."""
     on_gpu = trainer.ranks.device.type == "cuda"
     if not on_gpu and trace is None:
         # On every rank or on none: the step has collectives.
         if trainer.ranks.world_size > 1:
             trainer.train_step(step, StepWindow(0.0))
-        return None
+        return None, None
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities) as profiler:
         trainer.train_step(step, StepWindow(0.0))
         if on_gpu:
             torch.cuda.synchronize(trainer.ranks.device)
-    if trace is not None:
-        write_trace(profiler, trace)
+    if trace is not None and not write_trace(profiler, trace):
+        trace = None
     if not on_gpu:
-        return None
+        return None, trace
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in profiler.events()
         if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
-    return idle_microseconds(kernels) / 1e6
+    return idle_microseconds(kernels) / 1e6, trace
 
 
-def write_trace(profiler: profile, path: Path) -> None:
-    """Write what was profiled. Where that fails, on a full disk say, `path` is not there: torch
-    only logs it, and leaves a part beside it."""
-    profiler.export_chrome_trace(str(path))
-    if not path.exists():
-        Path(f"{path}.tmp").unlink(missing_ok=True)
+def write_trace(profiler: profile, path: Path) -> bool:
+    """Write what was profiled to a new file; returns whether it is there, and whole. On a full disk
+    it is not, of which torch only logs; a file that was made meanwhile is left alone."""
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory, path.name)
+        profiler.export_chrome_trace(str(made))
+        if made.exists() and not path.exists():
+            made.rename(path)
+            return True
+    return False
 
 
 def idle_microseconds(kernels: list[tuple[float, float]]) -> float:
@@ -215,8 +222,7 @@ def _document(
     seconds = statistics.median(measured.seconds)
     tokens = setup.tokens_per_step_per_gpu
     work = part_work(setup)
-    trace = None if request.trace is None else str(request.trace)
-    is_lost = request.trace is not None and ranks.rank == 0 and not request.trace.exists()
+    is_lost = measured.trace is None and request.trace is not None
     content: dict[str, Any] = {
         "version": VERSION,
         "name": request.config.name,
@@ -251,11 +257,11 @@ def _document(
         ],
         "idle_seconds": measured.idle_seconds,
         "settings": model.resolved.settings(),
-        "trace": None if is_lost else trace,
+        "trace": None if measured.trace is None else str(measured.trace),
         "notes": [
             *([] if on_gpu else [ON_A_CPU]),
             *model.notes,
-            *([f"--trace: {trace} could not be written"] if is_lost else []),
+            *([f"--trace: {request.trace} could not be written"] if is_lost else []),
         ],
     }
     return BenchDocument.model_validate(content)

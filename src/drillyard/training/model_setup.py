@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from drillyard.config.kernel_rules import AttentionKernel
+from drillyard.config.kernel_rules import AttentionKernel, resolve_fp8_scaling
 from drillyard.config.run import RunConfig
 from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
@@ -127,7 +127,7 @@ def use_precision(config: RunConfig, model: PreTrainedModel, device: torch.devic
         return []
     from drillyard.models.fp8 import use_fp8_products
 
-    return use_fp8_products(model, blocks(model), training.fp8_scaling or "tensorwise", device)
+    return use_fp8_products(model, blocks(model), resolve_fp8_scaling(training), device)
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:

@@ -9,7 +9,6 @@ line. `runs status` reads the ends of the files once.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from drillyard.errors import UserError
 from drillyard.hardware import load_catalog
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.remote_files import READ_BYTES, print_notice
 from drillyard.launch.request import LogSelection
@@ -92,11 +92,15 @@ def _watch_workload(found: FoundRun, console: Console, price: float | None, seco
     cluster, run = found.cluster, found.handle.run
     catalog = load_catalog(cluster.hardware)
     machine = None if cluster.machine is None else catalog.find_machine(cluster.machine)
-    job = json.loads(found.launcher.read(run, "launch/job.json", 0))
+    job = json_object(found.launcher.read(run, "launch/job.json", 0))
+    nodes, per_node = (
+        size if isinstance(size := job.get(name), int) else None
+        for name in ("nodes", "processes_per_node")
+    )
     facts = UserFacts(
         accelerator=None if machine is None else machine.accelerator,
-        num_gpus=job["nodes"] * job["processes_per_node"],
-        gpus_per_node=job["processes_per_node"],
+        num_gpus=None if nodes is None or per_node is None else nodes * per_node,
+        gpus_per_node=per_node,
         price_per_gpu_hour=price,
     )
     watch_log(found.launcher, run, console, facts, catalog, seconds, found.words)

@@ -234,6 +234,7 @@ def test_what_only_looks_odd_is_let_through(overrides: list[str], load: Load) ->
             "training.micro_batch_size",
             "no gradient_accumulation",
         ),
+        (["parallelism.replicate=4"], 3, "parallelism", "3 ranks ... replicate 4"),
     ],
 )
 def test_what_does_not_fit_the_ranks_is_found(
@@ -242,6 +243,12 @@ def test_what_does_not_fit_the_ranks_is_found(
     problems = found(load(RUN, *overrides), num_ranks)
     assert list(problems) == [key]
     assert says(problems[key], words)
+
+
+def test_the_setting_by_which_ranks_do_not_divide_is_named(load: Load) -> None:
+    problems = found(load(RUN, "parallelism.tensor=2", "parallelism.replicate=3"), 4)
+    assert says(problems["parallelism"], "4 ranks ... replicate 3 x tensor 2")
+    assert "replicate" not in found(load(RUN, "parallelism.tensor=2"), 3)["parallelism"]
 
 
 def test_a_fixed_shard_tells_the_batch_without_knowing_the_ranks(load: Load) -> None:

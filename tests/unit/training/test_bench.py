@@ -96,8 +96,24 @@ class FullDisk:
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    bench.write_trace(cast("Any", FullDisk()), tmp_path / "step.json")
+    assert not bench.write_trace(cast("Any", FullDisk()), tmp_path / "step.json")
     assert not [*tmp_path.iterdir()]
+
+
+class Profiler:
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text("{}")
+
+
+def test_a_trace_replaces_no_file_that_was_made_meanwhile(tmp_path: Path) -> None:
+    trace, other = tmp_path / "step.json", tmp_path / "step.json.tmp"
+    other.write_text("mine")
+    assert bench.write_trace(cast("Any", Profiler()), trace)
+    assert trace.read_text() == "{}"
+    trace.write_text("mine")
+    assert not bench.write_trace(cast("Any", Profiler()), trace)
+    assert trace.read_text() == other.read_text() == "mine"
+    assert {*tmp_path.iterdir()} == {trace, other}
 
 
 def test_a_trace_is_refused_before_measuring_where_no_file_can_be_made(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ def _is_typed(fields: dict[str, Any]) -> bool:
 
 
 def read_state(launch_directory: Path) -> dict[str, Any]:
-    """Read state.json; empty where there is none yet. Raises ValueError for one that is no
-    state."""
+    """Read state.json; empty where there is none yet. Raises ValueError for one that is
+    not a state."""
     try:
         state = json.loads(read_file(launch_directory / "state.json"))
     except NotRegularFile as error:

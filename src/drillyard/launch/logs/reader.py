@@ -231,7 +231,7 @@ class _Reader:
         found = [
             (path, size)
             for path, size in self._files.find(patterns)
-            # A copy that somebody made, such as node-0.old.log, is no node's.
+            # A copy that somebody made, such as node-0.old.log, is not a node's log.
             if path not in known and (path == self._rank_log or _NODE_LOG.search(path))
         ]
         if own := [each for each in found if each[0] == self._rank_log]:

@@ -160,7 +160,9 @@ def test_an_unreadable_state_is_none_to_go_on_from(tmp_path: Path) -> None:
         {"failure": {"rank": [0]}},
     ],
 )
-def test_what_no_leader_has_written_is_no_state(tmp_path: Path, change: dict[str, object]) -> None:
+def test_what_no_leader_has_written_is_not_a_state(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     state = {"state": "running", "hosts": ["n1"], "losses": {"n1": 2}, "failure": {"rank": 0}}
     (tmp_path / "state.json").write_text(json.dumps(state))
     assert state_file.read_state(tmp_path) == state_file.last_state(tmp_path) == state

@@ -332,6 +332,18 @@ def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> N
     assert sorted(host for verb, host, _ in hosts.calls if verb == "stop") == ["n0", "n1"]
 
 
+def test_a_run_whose_job_is_damaged_is_not_resumed_but_named(tmp_path: Path) -> None:
+    hosts = Hosts(known=known(RUNNING | {"state": "failed"}, agent="gone"))
+    launch = tmp_path / "runs" / "nccl" / "launch"
+    hosts.known[0]["entry"]["launch_directory"] = str(launch)
+    launcher, plan = made(hosts)
+    launch.mkdir(parents=True)
+    for name in ("job.json", "run.yaml", "cluster.yaml"):
+        (launch / name).write_text("[]" if name == "job.json" else plan.file(name).content)
+    with pytest.raises(UserError, match=r"job\.json: not a job; launch the run config again"):
+        run_changes.resume(launcher, "nccl")
+
+
 def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> None:
     hosts = Hosts(
         known=known(RUNNING),

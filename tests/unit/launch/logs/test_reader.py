@@ -452,7 +452,7 @@ def test_a_damaged_job_is_named(tmp_path: Path, job: str) -> None:
         place.logs()
 
 
-def test_a_copy_of_a_log_is_no_nodes(tmp_path: Path) -> None:
+def test_a_copy_of_a_log_is_not_read(tmp_path: Path) -> None:
     place = Place(tmp_path / "run")
     place.node(1, stamped(0, "one"))
     copy = place.launch_directory / "node-1.old.log"
