@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from drillyard.config.kernel_rules import AttentionKernel, resolve_fp8_scaling
+from drillyard.config.kernel_rules import HALF, AttentionKernel, resolve_fp8_scaling
 from drillyard.config.run import RunConfig
 from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
@@ -208,6 +208,11 @@ def build_sharded_model(
     notes = settings_without_effect(load_config(config.model))
     if left_in_bf16:
         notes.append(f"fp8: layers that compute in bf16: {', '.join(left_in_bf16)}")
+    if for_training and is_slow_in_half(training.precision, ranks.device):
+        notes.append(
+            "this CPU has no instructions for bf16, which takes several times as long as fp32: set"
+            " training.precision: fp32, and leave it out on a GPU"
+        )
     return ShardedModel(
         root,
         attention,
@@ -219,6 +224,15 @@ def build_sharded_model(
         left_in_bf16,
         gathers_fp8,
     )
+
+
+def is_slow_in_half(precision: str, device: torch.device) -> bool:
+    """Whether products in bf16 or fp8 are computed without instructions of the CPU for bf16 (AVX512
+    or AMX, or those of ARM)."""
+    if precision not in HALF or device.type != "cpu":
+        return False
+    has_mkldnn = torch.backends.mkldnn.is_available()
+    return not (has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def frozen_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
