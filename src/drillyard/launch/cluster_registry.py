@@ -8,6 +8,7 @@ that does not answer hides no other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,12 +44,14 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
     """Register a cluster, replacing an earlier one of its name; returns a function that undoes it,
     unless another launch has registered one of that name since.
 
-    Prints a notice where the file cannot be written: the launch continues without.
+    Prints a notice where the earlier one is in another place, and where the file cannot be written:
+    the launch continues without.
     """
     path, text = clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster)
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None
         if before != text:
+            _report_other_place(cluster, path)
             make_directory(path.parent, parents=True)
             replace_file(path, text.encode(), mode=0o600)
     except OSError as error:
@@ -67,6 +70,28 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
             replace_file(path, before.encode(), mode=0o600)
 
     return undo
+
+
+def _report_other_place(cluster: ClusterConfig, path: Path) -> None:
+    """Print a notice where the file of a cluster's name has one in another place, whose runs no
+    command without --cluster finds from now on."""
+    # Damaged, or of another version.
+    with contextlib.suppress(UserError):
+        earlier = load_cluster_config(path, resolve_environment=False) if path.exists() else cluster
+        if _place(earlier) != _place(cluster):
+            print_notice(
+                f"cluster {cluster.name}: was {_place(earlier)} until now and is"
+                f" {_place(cluster)}: `drillyard runs` finds the earlier one's runs by --cluster"
+                " FILE only; two clusters need two names"
+            )
+
+
+def _place(cluster: ClusterConfig) -> str:
+    """Where the runs of a cluster are, in words: `slurm, login.lab`."""
+    location = cluster.location
+    words = [cluster.platform, cluster.section.head_host, getattr(cluster.section, "context", "")]
+    words += [] if location is None else [location.project or "", location.region or ""]
+    return ", ".join(filter(None, words))
 
 
 def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:

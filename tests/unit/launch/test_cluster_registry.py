@@ -78,6 +78,18 @@ def test_a_later_config_of_the_name_takes_the_place_of_the_earlier() -> None:
     assert [known.nodes for known in known_clusters()[0]] == [4]
 
 
+def test_a_later_config_of_the_name_in_another_place_is_noticed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember_cluster(request(cluster(nodes=2)).cluster)
+    remember_cluster(request(cluster(nodes=4)).cluster)
+    assert capsys.readouterr().err == ""
+
+    remember_cluster(request(cluster(slurm="{login_host: login.b}")).cluster)
+
+    assert "c: was slurm until now and is slurm, login.b" in capsys.readouterr().err
+
+
 def test_an_address_book_that_cannot_be_written_keeps_nobody_from_launching(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
