@@ -16,9 +16,8 @@ import pytest
 from drillyard.config.load import save_resolved
 from drillyard.config.run import WorkloadRunConfig
 from drillyard.launch.agent import host_check
-from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.job import Job, UsageError
 from drillyard.launch.agent.output_pump import open_log as open_node_log
-from drillyard.launch.agent.startup import UsageError
 from drillyard.launch.hosts.host_facts import HostAnswer, judge
 from drillyard.programs import Result
 from drillyard.supervise.console_output import open_log as open_rank_log

@@ -49,7 +49,7 @@ _SHARED = {
     ),
 }
 """Modules of other packages that travel with the agent, as siblings of its files."""
-_IMPORT = re.compile(r"^from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
+_IMPORT = re.compile(r"^( *)from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
 JobSettings = Mapping[str, tuple[Any, str, str]]
@@ -198,7 +198,7 @@ def agent_files() -> tuple[PlanFile, ...]:
 
 def as_siblings(source: str) -> str:
     """Source whose imports of our other modules are of files beside it, as they are on nodes."""
-    return _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", source)
+    return _IMPORT.sub(lambda match: f"{match[1]}from {match[2] or '.'} import", source)
 
 
 def _command(

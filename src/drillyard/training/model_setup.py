@@ -231,8 +231,9 @@ def is_slow_in_half(precision: str, device: torch.device) -> bool:
     or AMX, or those of ARM)."""
     if precision not in HALF or device.type != "cpu":
         return False
-    has_mkldnn = torch.backends.mkldnn.is_available()
-    return not (has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    # A build of torch without oneDNN has no such operator.
+    has_instructions = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)
+    return not has_instructions()
 
 
 def frozen_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:

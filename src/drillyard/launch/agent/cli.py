@@ -9,21 +9,24 @@ again, not counted; 2 refused; 75 a node was lost: start it again elsewhere, not
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Callable
 
 from drillyard.supervise.launch_contract import EXIT_FAILED, EXIT_USER_ERROR
 
-from . import host_check, host_cleanup, index, respawn, slurm_job, startup, submit
+from .job import UsageError
 
 
 def main() -> int:
     options = _parser().parse_args()
+    # A host is sent the source at every call, and compiles what the verb needs alone.
+    module, function = options.verb.split(".")
+    verb = getattr(importlib.import_module(f".{module}", __package__), function)
     try:
-        return int(options.verb(options))
-    except (startup.UsageError, OSError) as error:
+        return int(verb(options))
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR if isinstance(error, startup.UsageError) else EXIT_FAILED
+        return EXIT_USER_ERROR if isinstance(error, UsageError) else EXIT_FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,9 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    def add(
-        name: str, verb: Callable[[argparse.Namespace], int], text: str, *required: str
-    ) -> argparse.ArgumentParser:
+    def add(name: str, verb: str, text: str, *required: str) -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=text, description=text)
         added.set_defaults(verb=verb)
         for option in required:
@@ -42,11 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     for name, verb, text in (
-        ("run", startup.run, "run this node's part in the foreground"),
-        ("start", respawn.start, "run it detached, and start it again when it is killed"),
+        ("run", "startup.run", "run this node's part in the foreground"),
+        ("start", "respawn.start", "run it detached, and start it again when it is killed"),
         (
             "keep",
-            respawn.keep,
+            "respawn.keep",
             "run an agent and start it again when it is killed, in the foreground",
         ),
     ):
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
     what = "run one start of a Slurm job, on its first node: srun, and what follows its end"
     words = ("launch-directory", "handle", "submission", "attempt")
-    start = add("slurm-job", slurm_job.run, what, *words)
+    start = add("slurm-job", "slurm_job.run", what, *words)
     for limit in ("--max-requeues", "--max-failures"):
         start.add_argument(limit, type=int, required=True)
     start.add_argument(
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="start nothing: record that the job failed before",
     )
     start.add_argument("srun", nargs="*", help="srun, its options and the agents' Python")
-    stop = add("stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
+    stop = add("stop", "host_cleanup.stop", "cancel a run: end everything of it on this host")
     stop.add_argument("--launch-directory", required=True, help="also one that is gone")
     stop.add_argument(
         "--patience", dest="grace_seconds", type=float, default=30.0, help="grace period in seconds"
@@ -105,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument(
         "--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed"
     )
-    check = add("check", host_check.check, "facts of this host")
+    check = add("check", "host_check.check", "facts of this host")
     check.add_argument(
         "--directory", help="whether it can be written, and shows a nonce of another host"
     )
@@ -132,17 +133,19 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--image", help="a container image: whether it is here and can be run")
     check.add_argument("--runs", action="store_true", help="list the runs that are active here")
     what = "lock and write a launch directory, and note its run in the index"
-    place = add("place", submit.place, what, "launch-directory", "submission")
+    place = add("place", "submit.place", what, "launch-directory", "submission")
     place.add_argument("--sent", required=True, help="directory of the files")
     place.add_argument(
         "--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ..."
     )
     what = "let other launches use a launch directory again"
-    add("unlock", submit.unlock, what, "launch-directory", "submission")
+    add("unlock", "submit.unlock", what, "launch-directory", "submission")
     what = "write launch directories and submit their job to Slurm"
-    submitting = add("submit", submit.submit, what, "cluster", "sent", "launch-directory", "script")
+    submitting = add(
+        "submit", "submit.submit", what, "cluster", "sent", "launch-directory", "script"
+    )
     submitting.add_argument("--after", help="handle of the run that must have succeeded before")
-    add("list", index.list_runs, "a cluster's runs in this host's index", "cluster")
-    forget = add("forget", index.forget, "remove a run from this host's index", "cluster", "run")
+    add("list", "index.list_runs", "a cluster's runs in this host's index", "cluster")
+    forget = add("forget", "index.forget", "remove a run from this host's index", "cluster", "run")
     forget.add_argument("--submission", help="only where it was entered by this submission")
     return parser

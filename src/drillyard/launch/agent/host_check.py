@@ -23,8 +23,7 @@ from .job import LAUNCHED_FROM, read_job
 from .meeting import follow, lead
 from .ownership import problem_of
 from .protocol import NUM_PORTS
-from .startup import agents_here
-from .state_file import read_file
+from .state_file import agents_here, read_file
 
 
 def check(options: Namespace) -> int:

@@ -19,7 +19,7 @@ from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_pr
 
 from . import state_file
 from .job import run_token
-from .startup import agents_here
+from .state_file import agents_here
 
 
 def stop(options: Namespace) -> int:

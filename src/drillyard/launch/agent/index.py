@@ -25,10 +25,10 @@ from drillyard.supervise.process_identity import Process, node_name, process_of
 
 from . import exit_report
 from .fence import Epochs
-from .job import read_job
-from .startup import UsageError, agents_here
+from .job import UsageError, read_job
 from .state_file import (
     ACTIVE,
+    agents_here,
     failure_for,
     is_cancelled,
     read_file,

@@ -20,6 +20,10 @@ SECONDS_AFTER_FAILURE = 5.0
 """From SIGTERM to SIGKILL once an attempt has failed: its state is on disk already."""
 
 
+class UsageError(Exception):
+    """A mistake of the caller: shown as `error: ...`, exit code 2."""
+
+
 def run_token(launch_directory: str) -> str:
     """The value of RUN_MARK (reaper.py) for a run: the same for all its agents."""
     return hashlib.sha256(os.path.abspath(launch_directory).encode()).hexdigest()[:20]
@@ -112,3 +116,16 @@ def job_of(text: str | bytes) -> Job:
         return Job(**content)
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def load_job(path: str) -> Job:
+    """Read the job in a file. Raises UsageError."""
+    try:
+        job = read_job(Path(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    if job.nodes > 1 and job.port <= 0:
+        raise UsageError(
+            f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes"
+        )
+    return job

@@ -23,8 +23,9 @@ from drillyard.supervise.reaper import RUN_MARK
 from drillyard.supervise.sockets import wait_for
 from drillyard.supervise.stop_requests import StopRequests
 
-from .job import run_token
-from .startup import UsageError, agents_here, load_job, locate_node
+from .job import UsageError, load_job, run_token
+from .scheduler_env import locate_node
+from .state_file import agents_here
 
 _SECONDS_TO_APPEAR = 60.0
 _FIRST_PAUSE_SECONDS = 0.5

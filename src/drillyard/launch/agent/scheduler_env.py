@@ -14,12 +14,16 @@ agent has ended is known before it joins.
 from __future__ import annotations
 
 import json
+import os
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 
 from drillyard.supervise import cause
 from drillyard.supervise.launch_contract import EXIT_CANCELLED
 from drillyard.supervise.restart_policy import LeaderEnd
+
+from .job import Job, UsageError
 
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _NOT_STARTED = re.compile(r"^srun: error: .* failed on node ([^ :]+): ", re.MULTILINE)
@@ -95,3 +99,29 @@ def _with_last_words(text: str, node: int, how: str) -> str:
     printed = re.findall(rf"^ *0*{node}: (.*)$", text, re.MULTILINE)
     line = cause.error_line(cause.last_words("\n".join(printed)))
     return f"{line} ({how})" if line else how
+
+
+def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
+    """Rank of this node, host of node 0, and which start of the run this is. Raises UsageError."""
+    node, address = options.node_rank, options.leader
+    if node is None or not address:
+        try:
+            known_node, known_address = node_place(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        node, address = known_node if node is None else node, address or known_address
+    if job.nodes == 1:
+        node, address = node or 0, address or "127.0.0.1"
+    if node is None or address is None:
+        raise UsageError(
+            "neither the scheduler nor --node-rank and --leader say which node this is and where"
+            " node 0 is"
+        )
+    if not 0 <= node < job.nodes:
+        raise UsageError(f"there is no node {node} in a job of {job.nodes} nodes")
+    submission = (
+        options.submission
+        if options.submission is not None
+        else os.environ.get("CLOUD_ML_JOB_ID", "")
+    )
+    return node, address, {"submission": submission, "attempt": options.attempt}

@@ -9,17 +9,15 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from drillyard.supervise.launch_contract import EXIT_CANCELLED
-from drillyard.supervise.process_identity import Process, process_of, running_process, this_process
+from drillyard.supervise.process_identity import Process, running_process, this_process
 
-from . import scheduler_env
 from .follower import Follower
-from .job import Job, read_job
+from .job import Job, UsageError, load_job
 from .leader import Leader
 from .node_command import REFERENCE, NodeCommand
-from .scheduler_env import Allocation
+from .scheduler_env import Allocation, locate_node
 from .state_file import (
     OVER,
     exit_code_of,
@@ -34,10 +32,6 @@ from .state_file import (
 
 _SECONDS_FOR_SECRET = 60.0
 """NFS clients may cache for this long that a file was not there (nfs(5), acdirmax)."""
-
-
-class UsageError(Exception):
-    """A mistake of the caller: shown as `error: ...`, exit code 2."""
 
 
 def run(options: Namespace) -> int:
@@ -93,45 +87,6 @@ def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
     return exit_code_of(state, start) if state.get("state") in OVER else None
 
 
-def load_job(path: str) -> Job:
-    """Read the job in a file. Raises UsageError."""
-    try:
-        job = read_job(Path(path))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    if job.nodes > 1 and job.port <= 0:
-        raise UsageError(
-            f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes"
-        )
-    return job
-
-
-def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
-    """Rank of this node, host of node 0, and which start of the run this is. Raises UsageError."""
-    node, address = options.node_rank, options.leader
-    if node is None or not address:
-        try:
-            known_node, known_address = scheduler_env.node_place(os.environ)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        node, address = known_node if node is None else node, address or known_address
-    if job.nodes == 1:
-        node, address = node or 0, address or "127.0.0.1"
-    if node is None or address is None:
-        raise UsageError(
-            "neither the scheduler nor --node-rank and --leader say which node this is and where"
-            " node 0 is"
-        )
-    if not 0 <= node < job.nodes:
-        raise UsageError(f"there is no node {node} in a job of {job.nodes} nodes")
-    submission = (
-        options.submission
-        if options.submission is not None
-        else os.environ.get("CLOUD_ML_JOB_ID", "")
-    )
-    return node, address, {"submission": submission, "attempt": options.attempt}
-
-
 @contextlib.contextmanager
 def _announced(
     directory: Path, node: int, me: Process, is_kept: bool, start: dict[str, str]
@@ -150,16 +105,6 @@ def _announced(
         with contextlib.suppress(OSError):
             if read_json_object(path).get("agent") == agent:
                 path.unlink()
-
-
-def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
-    """List the announcements of a run's agents on this machine, each with its `path`, and the
-    agents, dead or alive."""
-    paths = sorted((directory / "agents").glob("*.json"))
-    fields = {"node": None, "submission": "", "keeper": None}
-    announced = [{**fields, **read_json_object(path), "path": str(path)} for path in paths]
-    agents = ((each, process_of(each.get("agent"))) for each in announced)
-    return [(each, agent) for each, agent in agents if agent is not None and agent.here]
 
 
 def _read_secret(directory: Path) -> bytes:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from drillyard.supervise.launch_contract import (
@@ -27,7 +27,10 @@ from drillyard.supervise.launch_contract import (
     EXIT_NODE_LOST,
     EXIT_USER_ERROR,
 )
-from drillyard.supervise.restart_policy import RestartDecision
+from drillyard.supervise.process_identity import Process, process_of
+
+if TYPE_CHECKING:
+    from drillyard.supervise.restart_policy import RestartDecision
 
 OVER = ("succeeded", "failed", "cancelled")
 """States of a run that has ended."""
@@ -313,3 +316,13 @@ def is_cancelled(launch_directory: Path, submission: str) -> bool:
 
 def _cancel_file(launch_directory: Path, submission: str) -> Path:
     return launch_directory / f"cancelled.{quote(submission, safe='')}"
+
+
+def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
+    """List the announcements of a run's agents on this machine, each with its `path`, and the
+    agents, dead or alive."""
+    paths = sorted((directory / "agents").glob("*.json"))
+    fields = {"node": None, "submission": "", "keeper": None}
+    announced = [{**fields, **read_json_object(path), "path": str(path)} for path in paths]
+    agents = ((each, process_of(each.get("agent"))) for each in announced)
+    return [(each, agent) for each, agent in agents if agent is not None and agent.here]

@@ -35,9 +35,8 @@ from drillyard.supervise.process_identity import Process, process_of
 
 from .host_check import running_agents
 from .index import index_directory, lock_of, noted_directory, write_entry
-from .job import LAUNCHED_FROM
+from .job import LAUNCHED_FROM, UsageError
 from .ownership import make_launch_directory, problem_of
-from .startup import UsageError
 from .state_file import forget_secrets, read_file, read_json_object, replace_file
 
 TAKEN = 3

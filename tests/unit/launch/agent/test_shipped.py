@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.launch.agent import index, startup
+from drillyard.launch.agent import index, job, scheduler_env
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
 from drillyard.launch.agent.state_file import record_cancelled, replace_file
@@ -77,8 +77,8 @@ def test_a_job_that_cannot_be_followed_is_refused(
 ) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**json.loads(JOB.as_json()), **change}))
-    with pytest.raises(startup.UsageError, match=words) as refused:
-        startup.load_job(str(path))
+    with pytest.raises(job.UsageError, match=words) as refused:
+        job.load_job(str(path))
     assert str(refused.value).count(str(path)) == 1
 
 
@@ -88,8 +88,8 @@ def test_a_node_must_know_its_place(
 ) -> None:
     for name in ("SLURM_NODEID", "CLUSTER_SPEC"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(startup.UsageError, match="node"):
-        startup.locate_node(
+    with pytest.raises(job.UsageError, match="node"):
+        scheduler_env.locate_node(
             JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt="0")
         )
 

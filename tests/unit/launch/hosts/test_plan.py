@@ -20,7 +20,7 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent import submit
-from drillyard.launch.agent.startup import UsageError
+from drillyard.launch.agent.job import UsageError
 from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS, TAKEN
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, Program
