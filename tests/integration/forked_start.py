@@ -28,10 +28,10 @@ run:
 | test_memory_faults.py, test_startup_estimate.py | memory, time of imports |
 | test_out_of_memory.py | a fault planted at Python's start |
 | test_gcsfuse.py | a run on a bucket, from kill to resume |
-| test_trackers.py, test_remote_data.py, test_api.py | other services and callers |
+| test_trackers.py, test_api.py; test_remote_data.py with a hub | other services and callers |
 | launch/test_user.py, test_secrets.py, test_slurm_status.py | launching and looking at a run |
 | provision/test_interruption.py, test_whole_life.py | `cluster` killed at a step, a whole life |
-| everywhere | all that launchers start: agents, supervisors, ranks |
+| everywhere | what launchers start: agents, supervisors, ranks; of held.py, the supervisors |
 
 `forked` does the same within a block, for tests of other groups.
 """
@@ -67,7 +67,6 @@ STARTED_FOR_REAL = {
     "test_startup_estimate.py",
     "test_gcsfuse.py::test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit",
     "test_trackers.py",
-    "test_remote_data.py",
     "test_api.py",
     "launch/test_user.py",
     "launch/test_secrets.py",
@@ -80,7 +79,7 @@ STARTED_FOR_REAL = {
 _ROOT = Path(__file__).resolve().parents[2]
 COMPUTING, PLAIN, PROBES = "computing", "plain", "probes"
 _PROBE = re.compile(r"/.*/acceptance/torch_(devices|collective|training)\.py")
-_COMMANDS = dict.fromkeys(("train", "eval", "export", "generate", "chaos"), COMPUTING)
+_COMMANDS = dict.fromkeys(("train", "data", "eval", "export", "generate", "chaos"), COMPUTING)
 _COMMANDS |= dict.fromkeys(("accept", "checkpoint", "cluster", "diff", "estimate"), PLAIN)
 _COMMANDS |= dict.fromkeys(("hardware", "image", "init", "launch", "metrics", "report"), PLAIN)
 _COMMANDS |= dict.fromkeys(("runs", "schema", "watch"), PLAIN)
@@ -94,7 +93,7 @@ _PLAIN_MODULES = {"tests.integration.provision.run_command"}
 _MAY_DIFFER = re.compile(
     r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(DRILLYARD|ACCEPTANCE)_\w+|PYTHONUNBUFFERED"
     r"|TORCHINDUCTOR_CACHE_DIR|PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|COLUMNS|LINES"
-    r"|PWD|OLDPWD|SHLVL|_"
+    r"|STORAGE_EMULATOR_HOST|AWS_\w+|PWD|OLDPWD|SHLVL|_"
 )
 """Variables that nothing reads while what computes is imported."""
 _READ_EARLY = re.compile(r"_?PYTHON\w*|LC_\w+|LANG(UAGE)?|LD_\w+|MALLOC_\w+|TZ|\w+_NUM_THREADS")

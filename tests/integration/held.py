@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 
+_FORKED_START = "tests.integration.forked_start"
+
+
 class Holds:
     """The test's side: the moments at which a run is held."""
 
@@ -126,6 +129,7 @@ def main(arguments: Sequence[str]) -> None:
         _hold_this_rank(Path(directory))
     else:
         _start_ranks_through_here(directory)
+        _fork_ranks_of_a_launch()
     from drillyard.cli.main import main as drillyard
 
     drillyard(command)
@@ -160,6 +164,18 @@ def _start_ranks_through_here(directory: str) -> None:
         return start([python, __file__, directory, "--", *rest], *arguments, **options)
 
     supervisor.supervise_training = supervise_training
+
+
+def _fork_ranks_of_a_launch() -> None:
+    """Have the ranks of a supervisor that an agent has started be forks (forked_start.py): of each
+    node one process imports, and the others, and those of its restarts, do not."""
+    of_an_agent = "DRILLYARD_LAUNCH_ROUND" in os.environ and _FORKED_START not in sys.modules
+    if of_an_agent and int(os.environ["NPROC_PER_NODE"]) > 1:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.integration.forked_start import COMPUTING, ForkedStarts
+
+        del sys.path[0]
+        ForkedStarts(COMPUTING).wanted = True
 
 
 if __name__ == "__main__":
