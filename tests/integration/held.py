@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-
 _FORKED_START = "tests.integration.forked_start"
 
 
